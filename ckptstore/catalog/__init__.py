@@ -1,0 +1,1 @@
+"""What exists: the only judge, and the only home of SQL."""

@@ -1,0 +1,239 @@
+"""The seam between ckptstore and the database that says what exists.
+
+Time affects liveness, never safety. Each method is one short transaction under one per-store lock when it writes;
+none does I/O on the storage. Digests are the bytes of the store's digest function; packs and commits go by their
+random 32-hex names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """One commit as the catalog knows it.
+
+    Attributes:
+        id: random 32-hex name.
+        run, step: its address.
+        parent: id of the commit it was made on top of; None for a first one or when that was purged.
+        created: seconds since 1970, the database's clock.
+        metadata: what the user gave; JSON.
+        content: digest of the manifest's content, the same for the same state.
+        document: storage key of the manifest document.
+        leaves, logical_bytes: size of the state; tied tensors counted once.
+        new_bytes: what this commit added to storage.
+        deleted: when it was deleted, or None; a deleted commit can be restored until gc purges it.
+        tags: names that point at it.
+    """
+
+    id: str
+    run: str
+    step: int
+    parent: str | None
+    created: float
+    metadata: Mapping[str, Any]
+    content: bytes
+    document: str
+    leaves: int
+    logical_bytes: int
+    new_bytes: int
+    deleted: float | None = None
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run: its name, its live commits counted, its newest step, and the commit it forked from."""
+
+    name: str
+    created: float
+    commits: int
+    latest: int | None
+    forked_from: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLocation:
+    """Where a chunk's frame lies: `length` bytes of payload at `offset` of `pack`, encoded by `codec`."""
+
+    digest: bytes
+    pack: str
+    offset: int
+    length: int
+    raw_length: int
+    codec: int
+    base: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class NewPack:
+    """A pack that was written and is about to become live, with its chunks' locations."""
+
+    name: str
+    size: int
+    chunks: Sequence[ChunkLocation]
+
+
+@dataclass(frozen=True, slots=True)
+class NewCommit:
+    """What a writer asks the catalog to make true in one transaction.
+
+    `packs` are this session's own; `uses` are the names of every other pack the manifest relies on.
+    `parent` is a commit id; `manifest` is the whole manifest document.
+    """
+
+    id: str
+    run: str
+    step: int
+    parent: str | None
+    metadata: Mapping[str, Any]
+    content: bytes
+    document: str
+    manifest: bytes
+    leaves: int
+    logical_bytes: int
+    new_bytes: int
+    packs: Sequence[NewPack] = ()
+    uses: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PackRecord:
+    """A pack as the catalog knows it: `state` is pending, live, condemned or deleted; `needed_by` counts commits."""
+
+    name: str
+    state: str
+    size: int
+    created: float
+    needed_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """What one gc round took out of the catalog and must now be removed from storage."""
+
+    documents: Sequence[str] = ()
+    packs: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogStats:
+    """Counts over the whole store. Bytes are payload plus framing as stored."""
+
+    runs: int
+    commits: int
+    deleted_commits: int
+    packs: Mapping[str, int] = field(default_factory=dict)
+    stored_bytes: int = 0
+    logical_bytes: int = 0
+    chunks: int = 0
+
+
+class Catalog(Protocol):
+    """What exists in one store."""
+
+    @property
+    def url(self) -> str:
+        """Where this is, for messages; never holds a password."""
+
+    def close(self) -> None:
+        """Give back connections. The catalog opens them again when used."""
+
+    # reading
+
+    def runs(self) -> list[RunRecord]:
+        """Every run, by name."""
+
+    def steps(self, run: str) -> list[int]:
+        """Live steps of a run, ascending; empty for a run that does not exist."""
+
+    def commits(self, run: str | None = None, *, deleted: bool = False) -> list[CommitRecord]:
+        """Live commits (with `deleted`, the deleted ones too), by run, then step. RunNotFound for an unknown run."""
+
+    def find(self, run: str, step: int | str) -> CommitRecord:
+        """The live commit at a step, a tag or "latest". Raises RunNotFound, StepNotFound, TagNotFound."""
+
+    def by_id(self, commit: str) -> CommitRecord | None:
+        """A commit, live or deleted, by id."""
+
+    def manifest(self, commit: str) -> bytes:
+        """The manifest document of a commit id. Raises StepNotFound when it was purged."""
+
+    def locate(self, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
+        """Where each chunk lies, in a live pack. Unknown digests are left out."""
+
+    def packs(self, commit: str | None = None) -> list[PackRecord]:
+        """Packs that are not deleted; with a commit id, only those it needs."""
+
+    def pack_chunks(self, pack: str) -> list[ChunkLocation]:
+        """The locations recorded for one pack."""
+
+    def stats(self, run: str | None = None) -> CatalogStats:
+        """Counts of everything, or of one run (packs and stored bytes are then those its commits need)."""
+
+    # a writer's session
+
+    def open_session(self, lease_seconds: float) -> str:
+        """A new session's id, open until the lease runs out on the database's clock."""
+
+    def extend_session(self, session: str, lease_seconds: float) -> None:
+        """Heartbeat. Raises SessionFenced when it is not open any more."""
+
+    def end_session(self, session: str) -> None:
+        """Give up: the session is fenced, its pins go, its pending packs are for gc. Ending twice is no error."""
+
+    def pin(self, session: str, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
+        """`locate`, and pin the packs found so that gc spares them while the session is open."""
+
+    def reserve(self, session: str, packs: Sequence[str]) -> None:
+        """Record packs as pending, before their first byte is written. Raises SessionFenced."""
+
+    def commit(self, session: str, new: NewCommit) -> CommitRecord:
+        """Make a commit exist, durably, and end the session.
+
+        The recheck in the same transaction closes the race of dedup against gc: every used pack must be live and
+        every own pack pending and ours.
+
+        The same (run, step) with the same `content` is success again: the existing record comes back.
+
+        Raises:
+            SessionFenced: the session is not open any more, or a used pack is gone.
+            StepExists: the step holds other content.
+        """
+
+    # names and deletion
+
+    def tag(self, run: str, name: str, step: int | None) -> None:
+        """Point a tag at a live step, moving it if it exists; None removes it (TagNotFound if there is none)."""
+
+    def tags(self, run: str) -> dict[str, int]:
+        """Every tag of a run and its step."""
+
+    def delete(self, run: str, steps: Sequence[int]) -> None:
+        """Mark live commits deleted, all or none. Raises StepNotFound, StepProtected."""
+
+    def restore(self, run: str, step: int) -> CommitRecord:
+        """Take back a deletion. Raises StepNotFound when it is purged, StepExists when the step was made anew."""
+
+    # gc
+
+    def fence_expired(self) -> int:
+        """Fence the sessions whose lease ran out; how many there were."""
+
+    def garbage(self, grace: float) -> Condemned:
+        """What `condemn` would condemn now, without changing anything; `documents` are of commits to be purged."""
+
+    def condemn(self, grace: float) -> Condemned:
+        """Purge commits deleted more than `grace` seconds ago; condemn live packs that no commit, live or deleted,
+        needs and no open session pins, and pending packs of fenced sessions. Locations of condemned packs and
+        manifests of purged commits go in the same transaction.
+
+        Returns everything that is condemned or purged and not yet settled, from earlier, interrupted rounds too.
+        """
+
+    def settle(self, done: Condemned) -> None:
+        """Record that these objects are gone from storage."""

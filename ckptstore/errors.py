@@ -1,0 +1,215 @@
+"""Every error a user of ckptstore can cause, as one tree.
+
+Catch `CkptStoreError` for all of them, or a branch for one kind::
+
+    CkptStoreError
+    ├── InvalidArgument (ValueError)     a call that could never work: a bad step, name, index, policy
+    │   └── BudgetTooSmall               a memory budget below what one chunk needs
+    ├── NotFound (LookupError)           a name that does not exist; says which near ones do
+    │   ├── StepNotFound
+    │   ├── RunNotFound
+    │   ├── TagNotFound
+    │   └── PathNotFound
+    ├── Conflict                         the name is taken, or something holds the object
+    │   ├── StepExists
+    │   ├── StoreExists
+    │   ├── StepProtected                a tag holds the step
+    │   ├── CommitInFlight
+    │   ├── SessionFenced                the writer's lease ran out and gc took over
+    │   └── GcRefused                    a tripwire stopped gc
+    ├── StateError                       the state does not fit
+    │   ├── UnsupportedLeaf (TypeError)
+    │   ├── StateMismatch                the target of a checkout has another form
+    │   ├── PickleRefused
+    │   └── UnknownType                  a stored class that this process has not imported
+    ├── FormatError                      what is there is not for this version
+    │   ├── NotAStore
+    │   ├── StoreTooNew
+    │   ├── SchemaTooOld
+    │   └── SchemaTooNew
+    ├── CorruptData                      bytes are not what was written
+    │   └── MissingData                  bytes are not there at all
+    ├── StorageError                     where bytes lie did not obey
+    │   ├── ObjectNotFound
+    │   ├── ObjectExists
+    │   ├── StorageFull
+    │   └── StorageReadOnly
+    └── CatalogError                     the database did not obey
+        ├── CatalogBusy
+        └── CatalogLocation              SQLite on a network file system
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class CkptStoreError(Exception):
+    """The root of every error ckptstore raises on purpose."""
+
+
+class InvalidArgument(CkptStoreError, ValueError):
+    """An argument that no state of the store could make valid."""
+
+
+class BudgetTooSmall(InvalidArgument):
+    """A memory budget smaller than one chunk needs."""
+
+
+class NotFound(CkptStoreError, LookupError):
+    """A step, run, tag or path that does not exist."""
+
+
+class StepNotFound(NotFound):
+    """The run has no such step."""
+
+
+class RunNotFound(NotFound):
+    """The store has no such run."""
+
+
+class TagNotFound(NotFound):
+    """The run has no such tag."""
+
+
+class PathNotFound(NotFound):
+    """The commit has no such logical path."""
+
+
+class Conflict(CkptStoreError):
+    """The wish contradicts what already exists."""
+
+
+class StepExists(Conflict):
+    """The step is committed already, with other content."""
+
+
+class StoreExists(Conflict):
+    """A store lies there already, made with other settings."""
+
+
+class StepProtected(Conflict):
+    """A tag holds the step that should be deleted."""
+
+
+class CommitInFlight(Conflict):
+    """Another background commit of this store has not ended."""
+
+
+class SessionFenced(Conflict):
+    """The writer's lease ran out; what it had written may be gone."""
+
+
+class GcRefused(Conflict):
+    """A tripwire stopped gc before it touched anything."""
+
+
+class StateError(CkptStoreError):
+    """The state and what is stored do not fit together."""
+
+
+class UnsupportedLeaf(StateError, TypeError):
+    """A leaf whose type has no encoding."""
+
+    def __init__(self, path: str, kind: str, advice: str) -> None:
+        super().__init__(f"cannot store {path!r}: {kind}; {advice}")
+        self.path, self.kind = path, kind
+
+
+class StateMismatch(StateError):
+    """The target of a checkout has other paths, shapes or dtypes; nothing was written to it."""
+
+    def __init__(self, missing: Sequence[str], unexpected: Sequence[str], different: Sequence[str]) -> None:
+        self.missing, self.unexpected, self.different = tuple(missing), tuple(unexpected), tuple(different)
+        parts = [
+            _listing("in the target but not in the commit", self.missing),
+            _listing("in the commit but not in the target", self.unexpected),
+            _listing("different", self.different),
+        ]
+        told = "\n".join(part for part in parts if part)
+        super().__init__(f"the target does not fit the commit; nothing was changed\n{told}")
+
+
+class PickleRefused(StateError):
+    """A pickled leaf, read without `allow_pickle=True`."""
+
+
+class UnknownType(StateError):
+    """A stored dataclass, namedtuple or Enum whose module this process has not imported."""
+
+
+class FormatError(CkptStoreError):
+    """What was found is not what this version of ckptstore reads."""
+
+
+class NotAStore(FormatError):
+    """The place holds no `ckptstore.json`, or an unreadable one."""
+
+
+class StoreTooNew(FormatError):
+    """A newer format, or a required feature this version does not have."""
+
+
+class SchemaTooOld(FormatError):
+    """The catalog's schema must be migrated first."""
+
+
+class SchemaTooNew(FormatError):
+    """The catalog's schema comes from a newer ckptstore."""
+
+
+class CorruptData(CkptStoreError):
+    """Bytes that are not what was written. Never returned as data."""
+
+
+class MissingData(CorruptData):
+    """A pack or manifest that the catalog relies on is not in storage."""
+
+
+class StorageError(CkptStoreError):
+    """The storage failed for a reason of its own."""
+
+
+class ObjectNotFound(StorageError):
+    """No object of this key."""
+
+
+class ObjectExists(StorageError):
+    """An object of this key exists already; nothing is ever overwritten."""
+
+
+class StorageFull(StorageError):
+    """No space is left where the store lies."""
+
+
+class StorageReadOnly(StorageError):
+    """The store's place, or the handle, does not allow writing."""
+
+
+class CatalogError(CkptStoreError):
+    """The catalog's database failed for a reason of its own."""
+
+
+class CatalogBusy(CatalogError):
+    """The database's lock was not to be had in time."""
+
+
+class CatalogLocation(CatalogError):
+    """SQLite on a network file system, where its locks are not safe."""
+
+
+def nearest(name: object, known: Iterable[object]) -> str:
+    """A sentence that names what exists near `name`, for the end of a `NotFound` message."""
+    options = [str(option) for option in known]
+    if not options:
+        return "there is none yet"
+    close = difflib.get_close_matches(str(name), options, n=3, cutoff=0.4) or options[-3:]
+    return "nearest: " + ", ".join(close)
+
+
+def _listing(title: str, paths: Sequence[str], most: int = 20) -> str:
+    if not paths:
+        return ""
+    more = f"\n    … and {len(paths) - most} more" if len(paths) > most else ""
+    return f"  {title}:\n" + "\n".join(f"    {path}" for path in paths[:most]) + more

@@ -1,0 +1,1 @@
+"""What bytes look like: pure functions, without I/O, torch or SQL."""

@@ -1,0 +1,70 @@
+"""The manifest of a commit: every leaf, the containers that hold them, and what is tied.
+
+A manifest is typed and checked when it is read. It holds no Python object: values are in the small encoded
+form described at `Value`, so that `ckptstore log` or `diff` can show them without importing torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Value = Any
+"""An encoded plain value: None, bool, int (64 bit), float, str, bytes, a list of values, or a map of one entry
+`{kind: value}` for every other type, as in `{"tuple": [0.9, 0.999]}` or `{"complex": [1.0, -2.0]}`."""
+
+
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True, tag="tensor", gc=False):
+    """A dense array: its form, and the digests of its chunks or its bytes.
+
+    `chunks` holds the digests of a grid of `chunk_shape` chunks over `shape`, concatenated in C order; when it is
+    empty, `inline` holds the array's bytes. Bytes are row-major and little-endian whatever the strides were.
+    `order` lists the dims from the slowest to the fastest in memory when that is not row-major.
+    """
+
+    library: Literal["torch", "numpy"]
+    dtype: str
+    itemsize: int
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    chunks: bytes = b""
+    inline: bytes = b""
+    order: tuple[int, ...] | None = None
+    requires_grad: bool = False
+    parameter: bool = False
+
+
+class ValueEntry(msgspec.Struct, frozen=True, array_like=True, tag="value", gc=False):
+    """A plain value; one whose encoding is large lies in chunks of `size` bytes in all, as msgpack."""
+
+    value: Value = None
+    size: int = 0
+    chunk_size: int = 0
+    chunks: bytes = b""
+
+
+Entry = TensorEntry | ValueEntry
+
+
+class Container(msgspec.Struct, frozen=True, array_like=True):
+    """An inner node of the tree: what it was, its children's keys, and what else it needs to be built again.
+
+    `kind` is dict, OrderedDict, defaultdict, list, tuple, set, frozenset, namedtuple, dataclass, sparse_coo,
+    sparse_csr, … `keys` are the encoded keys in order (dict-like kinds, field names) or the count of items is
+    their length (sequences: 0, 1, 2 …). `type` is `module:qualname` for namedtuples and dataclasses.
+    `attributes` is whatever else the kind needs, encoded.
+    """
+
+    kind: str
+    keys: tuple[Value, ...] = ()
+    type: str = ""
+    attributes: dict[str, Value] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """One commit's tree. `aliases` are groups of paths that were one and the same tensor."""
+
+    entries: dict[str, Entry]
+    containers: dict[str, Container]
+    aliases: tuple[tuple[str, ...], ...] = ()

@@ -1,0 +1,1 @@
+"""Where bytes lie: a folder, an object store, anything fsspec reaches."""

@@ -1,0 +1,76 @@
+"""The seam between ckptstore and the place where bytes lie.
+
+Six verbs, because the protocol needs no more: objects are written whole, once, under a key that nobody else
+writes; they are read in ranges; they are never changed. So any folder or object store fits, and no verb needs a
+lock. What a wrapper adds (retry, limits, faults, latency) it adds to these six.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One stored object.
+
+    Attributes:
+        key: its name, `/`-separated, relative to the store's root.
+        size: its length in bytes.
+        modified: when it was written, in seconds since 1970 on the storage's clock.
+    """
+
+    key: str
+    size: int
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRead:
+    """A wish for `len(out)` bytes of an object, from `offset` on, to be written into `out`."""
+
+    offset: int
+    out: memoryview
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """Where objects lie. Every method may be called from several threads at once."""
+
+    @property
+    def url(self) -> str:
+        """Where this is, for messages; never holds a password."""
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Store the concatenation of `parts` under `key`, durably: when this returns, a power cut loses nothing.
+
+        Either the whole object appears or none; readers never see a part.
+
+        Raises:
+            ObjectExists: the key is taken; what lies there is untouched.
+            StorageFull, StorageReadOnly, StorageError: nothing was stored.
+        """
+
+    def get(self, key: str) -> bytes:
+        """The whole object. Raises ObjectNotFound."""
+
+    def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
+        """Fill the buffer of every read; an implementation may merge near ranges into one request.
+
+        Raises:
+            ObjectNotFound: no such object.
+            CorruptData: the object ends before a range does.
+        """
+
+    def head(self, key: str) -> ObjectInfo:
+        """What is known of an object without reading it. Raises ObjectNotFound."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, in no set order. Unfinished writes are not listed."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object. Removing what is not there is success: a crash may have come between two tries."""
