@@ -175,6 +175,9 @@ class Catalog(Protocol):
     def stats(self, run: str | None = None) -> CatalogStats:
         """Counts of everything, or of one run (packs and stored bytes are then those its commits need)."""
 
+    def check(self) -> list[str]:
+        """What is wrong inside the database itself, a line each; empty when nothing is."""
+
     # a writer's session
 
     def open_session(self, lease_seconds: float) -> str:
@@ -184,13 +187,16 @@ class Catalog(Protocol):
         """Heartbeat. Raises SessionFenced when it is not open any more."""
 
     def end_session(self, session: str) -> None:
-        """Give up: the session is fenced, its pins go, its pending packs are for gc. Ending twice is no error."""
+        """Give up: the session is fenced, its pins go, what it reserved is for gc. Ending twice is no error."""
 
     def pin(self, session: str, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
         """`locate`, and pin the packs found so that gc spares them while the session is open."""
 
-    def reserve(self, session: str, packs: Sequence[str]) -> None:
-        """Record packs as pending, before their first byte is written. Raises SessionFenced."""
+    def reserve(self, session: str, packs: Sequence[str], document: str | None = None) -> None:
+        """Record packs as pending, and the storage key of a manifest document, before their first byte is written.
+
+        What the session does not commit is for gc. Raises SessionFenced.
+        """
 
     def commit(self, session: str, new: NewCommit) -> CommitRecord:
         """Make a commit exist, durably, and end the session.
@@ -208,16 +214,20 @@ class Catalog(Protocol):
     # names and deletion
 
     def tag(self, run: str, name: str, step: int | None) -> None:
-        """Point a tag at a live step, moving it if it exists; None removes it (TagNotFound if there is none)."""
+        """Point a tag at a live step, moving it if it exists; None removes it.
+
+        Raises RunNotFound, StepNotFound, or TagNotFound when there is none to remove.
+        """
 
     def tags(self, run: str) -> dict[str, int]:
-        """Every tag of a run and its step."""
+        """Every tag of a run and its step; empty for a run that does not exist."""
 
     def delete(self, run: str, steps: Sequence[int]) -> None:
-        """Mark live commits deleted, all or none. Raises StepNotFound, StepProtected."""
+        """Mark live commits deleted, all or none. Raises RunNotFound, StepNotFound, StepProtected (it is tagged)."""
 
     def restore(self, run: str, step: int) -> CommitRecord:
-        """Take back a deletion. Raises StepNotFound when it is purged, StepExists when the step was made anew."""
+        """Take back the last deletion of a step. Raises StepExists when the step was made anew, RunNotFound, and
+        StepNotFound when no deleted commit is left there."""
 
     # gc
 
@@ -229,8 +239,8 @@ class Catalog(Protocol):
 
     def condemn(self, grace: float) -> Condemned:
         """Purge commits deleted more than `grace` seconds ago; condemn live packs that no commit, live or deleted,
-        needs and no open session pins, and pending packs of fenced sessions. Locations of condemned packs and
-        manifests of purged commits go in the same transaction.
+        needs and no open session pins, and what fenced and ended sessions reserved without committing it. Locations of
+        condemned packs and manifests of purged commits go in the same transaction.
 
         Returns everything that is condemned or purged and not yet settled, from earlier, interrupted rounds too.
         """
