@@ -9,7 +9,7 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
     │   ├── StepNotFound
     │   ├── RunNotFound
     │   ├── TagNotFound
-    │   └── PathNotFound
+    │   └── PathNotFound (KeyError)
     ├── Conflict                         the name is taken, or something holds the object
     │   ├── StepExists
     │   ├── StoreExists
@@ -73,8 +73,10 @@ class TagNotFound(NotFound):
     """The run has no such tag."""
 
 
-class PathNotFound(NotFound):
-    """The commit has no such logical path."""
+class PathNotFound(NotFound, KeyError):
+    """The commit has no such logical path. Also a KeyError, since a manifest is a mapping."""
+
+    __str__ = Exception.__str__
 
 
 class Conflict(CkptStoreError):

@@ -6,6 +6,7 @@ form described at `Value`, so that `ckptstore log` or `diff` can show them witho
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Literal
 
 import msgspec
@@ -47,6 +48,11 @@ class ValueEntry(msgspec.Struct, frozen=True, array_like=True, tag="value", gc=F
 Entry = TensorEntry | ValueEntry
 
 
+def chunk_digests(entry: Entry, digest_size: int) -> list[bytes]:
+    """The digests of an entry's chunks, in the order of its grid."""
+    return [entry.chunks[at : at + digest_size] for at in range(0, len(entry.chunks), digest_size)]
+
+
 class Container(msgspec.Struct, frozen=True, array_like=True):
     """An inner node of the tree: what it was, its children's keys, and what else it needs to be built again.
 
@@ -68,3 +74,16 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     entries: dict[str, Entry]
     containers: dict[str, Container]
     aliases: tuple[tuple[str, ...], ...] = ()
+
+
+def entry_bytes(entry: Entry) -> int:
+    """The bytes of a leaf: of the array, or of the value's encoding."""
+    if isinstance(entry, TensorEntry):
+        return prod(entry.shape) * entry.itemsize
+    return entry.size or len(msgspec.msgpack.encode(entry.value))
+
+
+def logical_bytes(manifest: Manifest) -> int:
+    """The bytes of a state; what is tied counts once."""
+    repeated = {path for group in manifest.aliases for path in group[1:]}
+    return sum(entry_bytes(entry) for path, entry in manifest.entries.items() if path not in repeated)

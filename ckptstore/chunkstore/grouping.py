@@ -1,0 +1,38 @@
+"""Cutting a stream of work into groups of bounded size, and waiting for work in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Advance = Callable[[int], None]
+"""Told how many raw bytes were just dealt with; may be called from any thread."""
+
+
+def ignore(_: int) -> None:
+    """An `Advance` that nobody watches."""
+
+
+def groups(items: Iterable[T], size_of: Callable[[T], int], most_bytes: int, most_items: int) -> Iterator[list[T]]:
+    """Consecutive groups; each ends as soon as it reaches `most_bytes` or `most_items`."""
+    group: list[T] = []
+    size = 0
+    for item in items:
+        group.append(item)
+        size += size_of(item)
+        if size >= most_bytes or len(group) >= most_items:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def wait_all(futures: Sequence[Future[Any]]) -> None:
+    """Wait until all have ended; then raise the first error there was."""
+    errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None:
+            raise error

@@ -1,0 +1,150 @@
+"""Chunks on their way out: one look-up for all, reads in the order in which they lie, decoded straight into the
+destination where that is plain memory, and verified by digest before anyone is told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+
+from ckptstore.catalog.base import Catalog, ChunkLocation
+from ckptstore.chunkstore.grouping import Advance, groups, wait_all
+from ckptstore.errors import BudgetTooSmall, CorruptData, MissingData, ObjectNotFound
+from ckptstore.format.codecs import RAW, codec_numbered
+from ckptstore.format.digests import Digest
+from ckptstore.format.packs import pack_key
+from ckptstore.storage.base import RangeRead, Storage
+
+_WORKERS = min(4, os.cpu_count() or 1)
+_BATCH_BYTES = 8 << 20
+_BATCH_CHUNKS = 1024
+DEFAULT_BUDGET = 128 << 20
+"""Bytes that a fetch may hold beyond its destinations."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """A wish for one chunk.
+
+    Attributes:
+        digest, size: identity and raw length of the chunk.
+        label: what it belongs to, for messages.
+        out: where its bytes go, when that is `size` bytes of plain memory.
+        deliver: otherwise, who gets them, in any thread; the buffer is only valid during the call.
+    """
+
+    digest: bytes
+    size: int
+    label: str
+    out: memoryview | None = None
+    deliver: Callable[[memoryview], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    wish: Fetch
+    location: ChunkLocation
+
+    @property
+    def direct(self) -> bool:
+        """Whether the payload can be read straight into the destination."""
+        return self.wish.out is not None and self.location.codec == RAW.number
+
+    @property
+    def scratch(self) -> int:
+        """Bytes held on the way."""
+        payload = 0 if self.direct else self.location.length
+        decoded = 0 if self.wish.out is not None or self.location.codec == RAW.number else self.wish.size
+        return payload + decoded
+
+
+def fetch(
+    storage: Storage, catalog: Catalog, digest: Digest, wishes: Sequence[Fetch], budget: int, advance: Advance
+) -> None:
+    """Fulfil every wish, using at most `budget` bytes beyond the destinations.
+
+    Raises:
+        CorruptData, MissingData: names the label of the chunk that is damaged or gone.
+        BudgetTooSmall: one chunk does not fit into the budget.
+    """
+    jobs = _jobs(catalog, wishes)
+    largest = max((job.scratch for job in jobs), default=0)
+    if largest > budget:
+        raise BudgetTooSmall(f"a budget of {budget} bytes, but one chunk needs {largest}: give at least that")
+    workers = min(_WORKERS, budget // largest) if largest else _WORKERS
+    batches = list(_batches(jobs, budget // workers - largest))
+    run = _Run(storage, digest, advance)
+    if len(batches) == 1:
+        run(batches[0])
+        return
+    with ThreadPoolExecutor(workers, "ckptstore-fetch") as pool:
+        wait_all([pool.submit(run, batch) for batch in batches])
+
+
+def _jobs(catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
+    located = catalog.locate(list({wish.digest for wish in wishes}))
+    for wish in wishes:
+        if wish.digest not in located:
+            raise MissingData(f"{wish.label}: no pack holds its chunk {wish.digest.hex()}; run verify")
+    jobs = [_Job(wish, located[wish.digest]) for wish in wishes]
+    return sorted(jobs, key=lambda job: (job.location.pack, job.location.offset))
+
+
+def _batches(jobs: list[_Job], scratch: int) -> Iterator[list[_Job]]:
+    """Jobs of one pack, near each other, few enough that their scratch stays below `scratch` plus one chunk."""
+    for _, of_pack in groupby(jobs, key=lambda job: job.location.pack):
+        for near in groups(of_pack, lambda job: job.wish.size, _BATCH_BYTES, _BATCH_CHUNKS):
+            yield from groups(near, lambda job: job.scratch, max(scratch, 1), _BATCH_CHUNKS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Carries out one batch."""
+
+    storage: Storage
+    digest: Digest
+    advance: Advance
+
+    def __call__(self, batch: list[_Job]) -> None:
+        first = batch[0]
+        reads = [_read(job) for job in batch]
+        try:
+            self.storage.get_ranges(pack_key(first.location.pack), reads)
+        except ObjectNotFound:
+            where = f"pack {first.location.pack} is not in {self.storage.url}"
+            raise MissingData(f"{first.wish.label}: {where}; run verify") from None
+        except CorruptData as error:
+            raise CorruptData(f"{first.wish.label}: {error}; run verify") from error
+        for job, read in zip(batch, reads, strict=True):
+            self._deliver(job, read.out)
+            self.advance(job.wish.size)
+
+    def _deliver(self, job: _Job, payload: memoryview) -> None:
+        try:
+            raw = _decode(job, payload)
+            if self.digest.compute(raw) != job.wish.digest:
+                raise CorruptData(f"its bytes do not have the digest {job.wish.digest.hex()}")
+        except CorruptData as error:
+            where = f"pack {job.location.pack} at offset {job.location.offset}"
+            raise CorruptData(f"{job.wish.label}: a chunk in {where} is damaged: {error}; run verify") from error
+        if job.wish.deliver is not None:
+            job.wish.deliver(raw)
+
+
+def _read(job: _Job) -> RangeRead:
+    if job.direct and job.wish.out is not None and job.location.length == job.wish.size:
+        return RangeRead(job.location.offset, job.wish.out)
+    return RangeRead(job.location.offset, memoryview(bytearray(job.location.length)))
+
+
+def _decode(job: _Job, payload: memoryview) -> memoryview:
+    if job.location.codec == RAW.number:
+        if len(payload) != job.wish.size:
+            raise CorruptData(f"it holds {len(payload)} bytes instead of {job.wish.size}")
+        return payload
+    raw = job.wish.out if job.wish.out is not None else memoryview(bytearray(job.wish.size))
+    codec_numbered(job.location.codec).decode(payload, raw)
+    return raw

@@ -1,0 +1,163 @@
+"""Chunks on their way in: digest → look up and pin → encode what is new → pack → put.
+
+Work goes in windows, so that the catalog is asked rarely; packs are put in the background while the next window is
+hashed. What a writer holds beyond the caller's own memory is bounded: packs in flight, the pack being built, and
+one window of copies.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Self
+
+from ckptstore.catalog.base import Catalog, ChunkLocation, NewPack
+from ckptstore.chunkstore.grouping import Advance, groups, wait_all
+from ckptstore.format import packs
+from ckptstore.format.codecs import choose
+from ckptstore.format.digests import Digest
+from ckptstore.storage.base import Buffer, Storage
+
+_WORKERS = min(4, os.cpu_count() or 1)
+_PACKS_IN_FLIGHT = 2
+_WINDOW_BYTES = 1 << 30
+_WINDOW_COPIES = 32 << 20
+_WINDOW_CHUNKS = 1 << 14
+_BATCH_BYTES = 8 << 20
+_BATCH_CHUNKS = 256
+
+
+class Piece(NamedTuple):
+    """A chunk's raw bytes; `copied` is true when they are not the caller's own memory."""
+
+    data: memoryview
+    copied: bool
+
+
+class ChunkWriter:
+    """Takes chunks, stores the new ones in packs, and says which packs a commit of them relies on.
+
+    Used as a context manager; leaving it ends its threads. After an error nothing is live: what was put is found
+    by gc through the session.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        catalog: Catalog,
+        digest: Digest,
+        session: str,
+        refuse: Exception | None,
+        advance: Advance,
+    ) -> None:
+        self._storage, self._catalog, self._session_id = storage, catalog, session
+        self._compute, self._refuse, self._advance = digest.compute, refuse, advance
+        self._pack_of: dict[bytes, str] = {}
+        self._own: list[NewPack] = []
+        self._names: list[str] = []
+        self._builder = packs.PackBuilder()
+        self._puts: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        self._workers = ThreadPoolExecutor(_WORKERS, "ckptstore-digest")
+        self._putters = ThreadPoolExecutor(_PACKS_IN_FLIGHT, "ckptstore-put")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.shutdown(cancel_futures=True)
+        self._putters.shutdown(cancel_futures=True)
+
+    def write(self, pieces: Iterable[Piece]) -> list[bytes]:
+        """The digests of all pieces, in order; those the store does not hold yet are on their way into packs."""
+        digests: list[bytes] = []
+        for window in _windows(pieces):
+            digests += self._write_window(window)
+        return digests
+
+    def finish(self) -> tuple[list[NewPack], list[str]]:
+        """Wait until everything is durable; this session's own packs, and the others that were relied on."""
+        if self._builder.frames:
+            self._put_pack()
+        wait_all(self._puts)
+        own = {pack.name for pack in self._own}
+        return self._own, sorted(set(self._pack_of.values()) - own)
+
+    def _write_window(self, window: list[Piece]) -> list[bytes]:
+        digests = self._digest(window)
+        unseen = list({digest for digest in digests if digest not in self._pack_of})
+        found = self._catalog.pin(self._session_id, unseen) if unseen else {}
+        self._pack_of.update((digest, location.pack) for digest, location in found.items())
+        fresh = {digest: piece for digest, piece in zip(digests, window, strict=True) if digest not in self._pack_of}
+        if fresh:
+            self._store_fresh(fresh)
+        return digests
+
+    def _digest(self, window: list[Piece]) -> list[bytes]:
+        def compute(group: list[Piece]) -> list[bytes]:
+            found = [self._compute(piece.data) for piece in group]
+            self._advance(sum(len(piece.data) for piece in group))
+            return found
+
+        batches = groups(window, lambda piece: len(piece.data), _BATCH_BYTES, _BATCH_CHUNKS)
+        return [digest for found in self._workers.map(compute, batches) for digest in found]
+
+    def _store_fresh(self, fresh: dict[bytes, Piece]) -> None:
+        if self._refuse is not None:
+            raise self._refuse
+        self._reserve(sum(len(piece.data) for piece in fresh.values()) // packs.TARGET_BYTES)
+        for batch in groups(fresh.items(), lambda item: len(item[1].data), _WINDOW_COPIES, _WINDOW_CHUNKS):
+            encoded = self._workers.map(_encode, [piece for _, piece in batch], chunksize=_chunksize(len(batch)))
+            for (digest, piece), (codec, payload) in zip(batch, encoded, strict=True):
+                self._append(digest, codec, payload, len(piece.data))
+
+    def _append(self, digest: bytes, codec: int, payload: Buffer, raw_length: int) -> None:
+        if self._builder.frames and self._builder.size + len(payload) > packs.TARGET_BYTES:
+            self._put_pack()
+        self._reserve(1)
+        self._builder.add(digest, codec, payload, raw_length)
+        self._pack_of[digest] = self._names[-1]
+
+    def _reserve(self, count: int) -> None:
+        names = [uuid.uuid4().hex for _ in range(count - len(self._names))]
+        if names:
+            self._catalog.reserve(self._session_id, names)
+            self._names[:0] = names
+
+    def _put_pack(self) -> None:
+        builder, self._builder = self._builder, packs.PackBuilder()
+        name, frames = self._names.pop(), builder.frames
+        parts = builder.finish()
+        self._own.append(NewPack(name, builder.size, [_location(frame, name) for frame in frames]))
+        if len(self._puts) >= _PACKS_IN_FLIGHT:
+            self._puts[-_PACKS_IN_FLIGHT].result()
+        self._puts.append(self._putters.submit(self._storage.put, packs.pack_key(name), parts))
+
+
+def _location(frame: packs.Frame, pack: str) -> ChunkLocation:
+    return ChunkLocation(frame.digest, pack, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)
+
+
+def _encode(piece: Piece) -> tuple[int, Buffer]:
+    codec = choose(piece.data)
+    return codec.number, codec.encode(piece.data)
+
+
+def _chunksize(count: int) -> int:
+    return max(1, count // (4 * _WORKERS))
+
+
+def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Like `groups`, with a bound on what is copied beside the bound on what is looked at."""
+    window: list[Piece] = []
+    size = copies = 0
+    for piece in pieces:
+        window.append(piece)
+        size += len(piece.data)
+        copies += len(piece.data) if piece.copied else 0
+        if size >= _WINDOW_BYTES or copies >= _WINDOW_COPIES or len(window) >= _WINDOW_CHUNKS:
+            yield window
+            window, size, copies = [], 0, 0
+    if window:
+        yield window

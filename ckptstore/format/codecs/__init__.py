@@ -1,0 +1,33 @@
+"""How a chunk's bytes become a frame's payload: a registry by number.
+
+A codec's number is part of the format and is never given to another.
+"""
+
+from __future__ import annotations
+
+from ckptstore.errors import StoreTooNew
+from ckptstore.format.codecs.base import Codec
+from ckptstore.format.codecs.raw import Raw
+from ckptstore.format.codecs.zstd import Zstd
+
+RAW: Codec = Raw()
+ZSTD: Codec = Zstd()
+_BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (RAW, ZSTD)}
+
+__all__ = ["RAW", "ZSTD", "Codec", "choose", "codec_numbered"]
+
+
+def codec_numbered(number: int) -> Codec:
+    """The codec of a number. Raises StoreTooNew for one that this version does not have."""
+    codec = _BY_NUMBER.get(number)
+    if codec is None:
+        raise StoreTooNew(f"a frame was written with codec {number}, unknown here: upgrade ckptstore")
+    return codec
+
+
+def choose(raw: memoryview) -> Codec:
+    """The codec for a chunk: zstd where a sample of it shrinks well, raw otherwise.
+
+    Trained floats hardly shrink under zstd; zeros, masks, indices and token ids do.
+    """
+    return ZSTD if Zstd.promising(raw) else RAW

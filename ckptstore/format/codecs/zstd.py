@@ -1,0 +1,45 @@
+"""Zstandard, level 1: on checkpoint bytes higher levels are slower and hardly smaller."""
+
+from __future__ import annotations
+
+import zstandard
+
+from ckptstore.errors import CorruptData
+
+_LEVEL = 1
+_SAMPLE = 8192
+_SMALLEST = 256
+_WORTH = 0.7
+
+
+class Zstd:
+    """One zstd frame with its content size."""
+
+    number = 1
+    name = "zstd"
+
+    def encode(self, raw: memoryview) -> bytes:
+        """Compress."""
+        return zstandard.ZstdCompressor(level=_LEVEL).compress(raw)
+
+    def decode(self, payload: memoryview, out: memoryview) -> None:
+        """Decompress straight into `out`; never writes past it, whatever the payload claims."""
+        try:
+            with zstandard.ZstdDecompressor().stream_reader(payload) as reader:
+                filled = 0
+                while filled < len(out) and (count := reader.readinto(out[filled:])):
+                    filled += count
+                whole = filled == len(out) and not reader.read(1)
+        except zstandard.ZstdError as error:
+            raise CorruptData(f"a zstd payload does not decode: {error}") from error
+        if not whole:
+            raise CorruptData(f"a zstd payload does not hold the {len(out)} bytes it stands for")
+
+    @staticmethod
+    def promising(raw: memoryview) -> bool:
+        """Whether two samples from the chunk's middle and end shrink enough to be worth the time."""
+        if len(raw) < _SMALLEST:
+            return False
+        middle = len(raw) // 2
+        sample = bytes(raw[middle : middle + _SAMPLE]) + bytes(raw[-_SAMPLE:])
+        return len(zstandard.ZstdCompressor(level=_LEVEL).compress(sample)) < _WORTH * len(sample)

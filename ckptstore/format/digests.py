@@ -1,0 +1,58 @@
+"""Digest functions: a chunk's identity is the digest of its raw bytes.
+
+`xxh3_128` is the default: fast enough that hashing is never what a commit waits for, and safe against accidents.
+Someone who chooses bytes on purpose can make two chunks collide under it; a store that is shared with people one
+does not trust is made with `sha256` or `blake3`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import xxhash
+
+from ckptstore.errors import InvalidArgument
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A digest function: its name, the length of a digest in bytes, and the function, which may run in any thread."""
+
+    name: str
+    size: int
+    compute: Callable[[Buffer], bytes]
+
+
+def _sha256(data: Buffer) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _blake3() -> Digest:
+    try:
+        from blake3 import blake3
+    except ImportError:
+        raise InvalidArgument('digest "blake3" needs a package: pip install "ckptstore[blake3]"') from None
+    return Digest("blake3", 32, lambda data: blake3(data).digest())
+
+
+_MAKERS: dict[str, Callable[[], Digest]] = {
+    "xxh3_128": lambda: Digest("xxh3_128", 16, xxhash.xxh3_128_digest),
+    "sha256": lambda: Digest("sha256", 32, _sha256),
+    "blake3": _blake3,
+}
+
+
+def digest_named(name: str) -> Digest:
+    """The digest function of a name. Raises InvalidArgument for one this version does not know."""
+    if name not in _MAKERS:
+        raise InvalidArgument(f"unknown digest {name!r}; choose one of {', '.join(_MAKERS)}")
+    return _MAKERS[name]()
+
+
+def checksum(data: Buffer) -> int:
+    """XXH3-64: guards framing against accidents, never identity."""
+    return xxhash.xxh3_64_intdigest(data)

@@ -1,0 +1,77 @@
+"""The manifest document: one commit, self-contained, so that a lost catalog can be rebuilt from storage alone."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import zstandard
+
+from ckptstore.errors import CorruptData
+from ckptstore.format.digests import checksum
+from ckptstore.format.manifest import Manifest
+
+_MAGIC = b"ckptmanf"
+_HEAD = struct.Struct("<8sQQQ")
+"""Magic, length of the body, length of the decoded body, XXH3-64 of everything else."""
+
+_MOST_DECODED = 1 << 32
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a commit is: its address, metadata and manifest, and the names of the packs that hold its chunks."""
+
+    store: str
+    id: str
+    run: str
+    step: int
+    parent: str | None
+    created: float
+    metadata: Mapping[str, Any]
+    content: bytes
+    packs: tuple[str, ...]
+    manifest: Manifest
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Document)
+
+
+def document_key(run: str, step: int, commit: str) -> str:
+    """Where a commit's document lies. The name holds the commit's id, so a step made anew never meets an old one."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else f"%{ord(c):X}%" for c in run)
+    return f"manifests/{safe}/{step:012d}.{commit}.manifest"
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Canonical bytes of a manifest: the same state gives the same bytes."""
+    return _ENCODER.encode(manifest)
+
+
+def encode(document: Document) -> bytes:
+    """The document's bytes."""
+    decoded = _ENCODER.encode(document)
+    body = zstandard.ZstdCompressor(level=3).compress(decoded)
+    return _head(body, len(decoded)) + body
+
+
+def decode(data: bytes, name: str) -> Document:
+    """Read and check a document. Raises CorruptData naming it."""
+    try:
+        magic, length, decoded_length, _ = _HEAD.unpack_from(data)
+        body = data[_HEAD.size :]
+        if magic != _MAGIC or length != len(body) or decoded_length > _MOST_DECODED:
+            raise CorruptData(f"manifest document {name}: its head is damaged or it was cut short")
+        if data[: _HEAD.size] != _head(body, decoded_length):
+            raise CorruptData(f"manifest document {name}: its checksum does not fit")
+        decoded = zstandard.ZstdDecompressor().decompress(body, max_output_size=decoded_length)
+        return _DECODER.decode(decoded)
+    except (struct.error, zstandard.ZstdError, msgspec.DecodeError) as error:
+        raise CorruptData(f"manifest document {name}: {error}") from error
+
+
+def _head(body: bytes, decoded_length: int) -> bytes:
+    bare = _HEAD.pack(_MAGIC, len(body), decoded_length, 0)
+    return _HEAD.pack(_MAGIC, len(body), decoded_length, checksum(bare + body))

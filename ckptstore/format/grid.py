@@ -1,0 +1,77 @@
+"""The grid of chunks over an array: which chunk holds which elements.
+
+The grid depends on the array's shape alone, so the same weights give the same chunks whoever saves them. A chunk is
+contiguous in row-major order: leading dims of extent 1, one dim that is split, and the dims behind it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+Index = tuple[int, ...]
+
+
+def default_chunk_shape(shape: Index, itemsize: int, chunk_bytes: int) -> Index:
+    """The chunk shape for an array: at most `chunk_bytes` bytes each, unless one element is larger.
+
+    The split dim's extent is a power of two, so that chunk borders meet the borders of most shards.
+    """
+    inner = itemsize
+    for dim in reversed(range(len(shape))):
+        if inner * shape[dim] > chunk_bytes:
+            rows = 1 << max(chunk_bytes // inner, 1).bit_length() - 1
+            return (1,) * dim + (rows,) + shape[dim + 1 :]
+        inner *= shape[dim]
+    return tuple(max(extent, 1) for extent in shape)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Chunks of `chunk_shape` laid over `shape`, numbered in C order; those at the upper borders are smaller."""
+
+    shape: Index
+    chunk_shape: Index
+
+    @cached_property
+    def counts(self) -> Index:
+        """How many chunks lie along each dim."""
+        return tuple(-(-extent // chunk) for extent, chunk in zip(self.shape, self.chunk_shape, strict=True))
+
+    def __len__(self) -> int:
+        return prod(self.counts)
+
+    def box(self, number: int) -> tuple[Index, Index]:
+        """First element and one past the last of a chunk, per dim."""
+        start = []
+        for count, chunk in zip(reversed(self.counts), reversed(self.chunk_shape), strict=True):
+            number, place = divmod(number, count)
+            start.append(place * chunk)
+        start.reverse()
+        stop = tuple(
+            min(first + chunk, extent)
+            for first, chunk, extent in zip(start, self.chunk_shape, self.shape, strict=True)
+        )
+        return tuple(start), stop
+
+    def sizes(self, itemsize: int) -> list[int]:
+        """The length in bytes of every chunk."""
+        return [
+            itemsize * prod(b - a for a, b in zip(*self.box(number), strict=True)) for number in range(len(self))
+        ]
+
+    def touching(self, start: Index, stop: Index) -> Iterator[int]:
+        """Numbers of the chunks that share an element with the box from `start` to `stop`, ascending."""
+        if any(a >= b for a, b in zip(start, stop, strict=True)):
+            return
+        places = [
+            range(a // chunk, -(-b // chunk)) for a, b, chunk in zip(start, stop, self.chunk_shape, strict=True)
+        ]
+        for place in product(*places):
+            number = 0
+            for count, at in zip(self.counts, place, strict=True):
+                number = number * count + at
+            yield number

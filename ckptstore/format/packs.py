@@ -1,0 +1,154 @@
+"""Packs: one immutable object of many frames, a footer that indexes them, and a tail that finds the footer.
+
+::
+
+    head    64 bytes: magic, zeros
+    frame   header, padded to 64 bytes │ payload │ zeros up to the next multiple of 64
+    …
+    footer  msgpack: one `Frame` a frame
+    tail    40 bytes: offset, length and XXH3-64 of the footer, XXH3-64 of these three, magic
+
+A frame's header says everything its footer entry says, so a damaged pack can be salvaged frame by frame. Payloads
+begin on multiples of 64 bytes, so raw ones can be mapped.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from ckptstore.errors import CorruptData
+from ckptstore.format.digests import checksum
+
+Buffer = bytes | bytearray | memoryview
+
+ALIGN = 64
+TARGET_BYTES = 64 << 20
+"""A pack is closed once it holds this much."""
+
+_HEAD = b"ckptpack".ljust(ALIGN, b"\0")
+_FRAME_MAGIC = b"CKFR"
+_FRAME = struct.Struct("<4sBBBxQQQ")
+"""Magic, codec, length of digest, length of base digest; raw length, payload length, XXH3-64 of the payload."""
+_TAIL_MAGIC = b"ckptpend"
+_TAIL = struct.Struct("<QQQQ8s")
+TAIL_BYTES = _TAIL.size
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One encoded chunk: where its payload lies in the pack and how to decode it."""
+
+    digest: bytes
+    codec: int
+    offset: int
+    length: int
+    raw_length: int
+    checksum: int
+    base: bytes = b""
+
+
+_FOOTER = msgspec.msgpack.Decoder(list[Frame])
+
+
+def pack_key(name: str) -> str:
+    """Where a pack lies in storage."""
+    return f"packs/{name[:2]}/{name}.pack"
+
+
+class PackBuilder:
+    """Collects frames in memory, without copying their payloads, into the parts of one pack."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.size = len(_HEAD)
+        self._parts: list[Buffer] = [_HEAD]
+
+    def add(self, digest: bytes, codec: int, payload: Buffer, raw_length: int, base: bytes = b"") -> None:
+        """Append a frame."""
+        sealed = checksum(payload)
+        header = _header(digest, codec, len(payload), raw_length, sealed, base)
+        offset = self.size + len(header)
+        self.frames.append(Frame(digest, codec, offset, len(payload), raw_length, sealed, base))
+        self._append(header)
+        self._append(payload)
+        self._append(bytes(-self.size % ALIGN))
+
+    def finish(self) -> list[Buffer]:
+        """The parts of the whole object, in order."""
+        footer = msgspec.msgpack.encode(self.frames)
+        where = (self.size, len(footer), checksum(footer))
+        self._append(footer)
+        self._append(_TAIL.pack(*where, checksum(struct.pack("<QQQ", *where)), _TAIL_MAGIC))
+        return self._parts
+
+    def _append(self, part: Buffer) -> None:
+        self.size += len(part)
+        if part:
+            self._parts.append(part)
+
+
+def footer_range(tail: Buffer, pack_size: int, name: str) -> tuple[int, int]:
+    """Offset and length of the footer, from the last `TAIL_BYTES` bytes of a pack. Raises CorruptData."""
+    offset, length, _, _ = _tail(tail, name)
+    if offset + length + TAIL_BYTES != pack_size:
+        raise CorruptData(f"pack {name}: its size of {pack_size} bytes is not what its tail says")
+    return offset, length
+
+
+def read_footer(footer: Buffer, tail: Buffer, name: str) -> list[Frame]:
+    """The frames of a pack. Raises CorruptData."""
+    _, _, expected, _ = _tail(tail, name)
+    if checksum(footer) != expected:
+        raise CorruptData(f"pack {name}: its footer's checksum does not fit")
+    try:
+        return _FOOTER.decode(footer)
+    except msgspec.DecodeError as error:
+        raise CorruptData(f"pack {name}: its footer does not decode: {error}") from error
+
+
+def problems(data: memoryview, name: str) -> Iterator[tuple[Frame | None, str]]:
+    """Everything in a whole pack that is not as it was written: the frame it is in, if any, and what is wrong.
+
+    Checks every byte but the meaning of payloads: decoding and digests are for the caller.
+    """
+    try:
+        offset, length = footer_range(data[-TAIL_BYTES:], len(data), name)
+        frames = read_footer(data[offset : offset + length], data[-TAIL_BYTES:], name)
+    except CorruptData as error:
+        yield None, str(error)
+        return
+    if data[: len(_HEAD)] != _HEAD:
+        yield None, f"pack {name}: its first {len(_HEAD)} bytes are damaged"
+    end = len(_HEAD)
+    for frame in frames:
+        payload = data[frame.offset : frame.offset + frame.length]
+        header = _header(frame.digest, frame.codec, frame.length, frame.raw_length, frame.checksum, frame.base)
+        if len(payload) != frame.length or checksum(payload) != frame.checksum:
+            yield frame, f"pack {name}: the payload at {frame.offset} is damaged"
+        elif frame.offset != end + len(header) or data[end : frame.offset] != header:
+            yield frame, f"pack {name}: the frame header at {end} is damaged"
+        end = frame.offset + frame.length
+        padding = -end % ALIGN
+        if any(data[end : end + padding]):
+            yield None, f"pack {name}: the padding at {end} is damaged"
+        end += padding
+    if end != offset:
+        yield None, f"pack {name}: there are {offset - end} bytes between its frames and its footer"
+
+
+def _header(digest: bytes, codec: int, length: int, raw_length: int, sealed: int, base: bytes) -> bytes:
+    fixed = _FRAME.pack(_FRAME_MAGIC, codec, len(digest), len(base), raw_length, length, sealed)
+    sealed = fixed + digest + base
+    sealed += struct.pack("<Q", checksum(sealed))
+    return sealed + bytes(-len(sealed) % ALIGN)
+
+
+def _tail(tail: Buffer, name: str) -> tuple[int, int, int, bytes]:
+    if len(tail) != TAIL_BYTES:
+        raise CorruptData(f"pack {name}: it is cut short")
+    offset, length, footer_checksum, own, magic = _TAIL.unpack(tail)
+    if magic != _TAIL_MAGIC or own != checksum(struct.pack("<QQQ", offset, length, footer_checksum)):
+        raise CorruptData(f"pack {name}: its tail is damaged")
+    return offset, length, footer_checksum, magic

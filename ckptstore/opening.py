@@ -1,0 +1,86 @@
+"""Finding or founding a store: its settings in storage, its catalog, and whether both are for this version."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptstore.catalog.catalog import open_catalog
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import CatalogLocation, InvalidArgument, NotAStore, ObjectExists, ObjectNotFound
+from ckptstore.format import version
+from ckptstore.format.digests import digest_named
+from ckptstore.format.version import StoreConfig
+from ckptstore.storage import open_storage
+from ckptstore.storage.base import Storage
+from ckptstore.storage.filesystem import network_file_system
+from ckptstore.storage.local import LocalStorage
+
+CATALOG_FILE = "catalog.sqlite"
+_CHUNK_BYTES = (4096, 1 << 30)
+
+
+def open_parts(
+    url: str | Path,
+    *,
+    catalog: str | None,
+    create: bool,
+    digest: str,
+    chunk_bytes: int,
+    storage_options: Mapping[str, Any] | None,
+) -> ChunkStore:
+    """The parts of the store at `url`, made if it is missing and `create` allows it; see `ckptstore.open`."""
+    _check_settings(digest, chunk_bytes)
+    storage = open_storage(url, storage_options=storage_options, create=create)
+    config = _read_config(storage)
+    if config is None:
+        if not create:
+            raise NotAStore(f"{storage.url} holds no {version.KEY}: check the place, or make a store with init")
+        config = _found(storage, digest, chunk_bytes)
+    version.check_features(config.requires_read, "read", storage.url)
+    return ChunkStore(storage, open_catalog(_catalog_url(storage, catalog), create=create), config)
+
+
+def _check_settings(digest: str, chunk_bytes: int) -> None:
+    digest_named(digest)
+    least, most = _CHUNK_BYTES
+    if not least <= chunk_bytes <= most:
+        raise InvalidArgument(f"chunk_bytes={chunk_bytes}: give {least} to {most} bytes")
+
+
+def _read_config(storage: Storage) -> StoreConfig | None:
+    try:
+        return version.decode(storage.get(version.KEY), storage.url)
+    except ObjectNotFound:
+        return None
+
+
+def _found(storage: Storage, digest: str, chunk_bytes: int) -> StoreConfig:
+    """Write the settings; when another process was faster, take its."""
+    other = next(iter(storage.list("")), None)
+    config = StoreConfig(
+        format=version.FORMAT, id=uuid.uuid4().hex, digest=digest, chunk_bytes=chunk_bytes, created=time.time()
+    )
+    try:
+        if other is not None and _read_config(storage) is None:
+            raise NotAStore(f"{storage.url} holds no {version.KEY} but {other.key}: a store needs a place of its own")
+        storage.put(version.KEY, [version.encode(config)])
+    except ObjectExists:
+        pass
+    return version.decode(storage.get(version.KEY), storage.url)
+
+
+def _catalog_url(storage: Storage, catalog: str | None) -> str:
+    if catalog is not None:
+        return catalog
+    if not isinstance(storage, LocalStorage):
+        raise InvalidArgument(f"{storage.url} is not a local folder: give catalog=, a database URL")
+    kind = network_file_system(storage.root)
+    if kind is not None:
+        raise CatalogLocation(
+            f"{storage.root} lies on {kind}, where SQLite's locks are not safe: give catalog=, a database URL"
+        )
+    return f"sqlite:///{storage.root / CATALOG_FILE}"

@@ -1,0 +1,63 @@
+"""Names: what a step, a run, a tag and metadata may be, and how a reference to a commit is written."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping
+from typing import Any, SupportsIndex
+
+from ckptstore.catalog.base import Catalog, CommitRecord
+from ckptstore.errors import InvalidArgument
+
+Ref = int | str | CommitRecord
+"""A commit: its step, a tag, "latest", any of these behind `run@`, or the commit itself."""
+
+_MOST_STEP = (1 << 63) - 1
+_MOST_NAME = 200
+LATEST = "latest"
+
+
+def resolve(catalog: Catalog, run: str, ref: Ref) -> CommitRecord:
+    """The live commit that a reference names. Raises InvalidArgument, RunNotFound, StepNotFound, TagNotFound."""
+    if isinstance(ref, CommitRecord):
+        return catalog.find(ref.run, ref.step)
+    if not isinstance(ref, str):
+        return catalog.find(run, check_step(ref))
+    other, at, name = ref.rpartition("@")
+    return catalog.find(other if at else run, int(name) if name.isdecimal() else name)
+
+
+def check_step(step: object) -> int:
+    """`step` as an int, when it is one from 0 to 2**63 - 1 (numpy's and torch's count, bool does not)."""
+    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
+        raise InvalidArgument(f"step {step!r} is a {type(step).__name__}: give an int")
+    number = operator.index(step)
+    if not 0 <= number <= _MOST_STEP:
+        raise InvalidArgument(f"step {number}: give one from 0 to 2**63 - 1")
+    return number
+
+
+def check_name(kind: str, name: object) -> str:
+    """`name` when it can name a run or a tag: some printable characters, without "@", not a number or "latest"."""
+    if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME or not name.isprintable() or name != name.strip():
+        raise InvalidArgument(f"{kind} {name!r}: give a name of 1 to {_MOST_NAME} printable characters")
+    if "@" in name or name == LATEST or name.isdecimal():
+        raise InvalidArgument(f'{kind} {name!r}: a name has no "@", is no number and not "{LATEST}"')
+    return name
+
+
+def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Metadata as plain JSON; 0-d arrays and tensors become numbers. Raises InvalidArgument naming the key."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidArgument(f"metadata is a {type(metadata).__name__}: give a dict")
+    plain: dict[str, Any] = {}
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str):
+            raise InvalidArgument(f"metadata key {key!r}: give a str")
+        number = value.item() if getattr(value, "shape", None) == () else value
+        try:
+            plain[key] = json.loads(json.dumps(number))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgument(f"metadata {key!r} is not JSON: {error}") from None
+    return plain

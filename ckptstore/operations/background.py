@@ -1,0 +1,91 @@
+"""A commit that goes on while training does."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+
+from ckptstore.catalog.base import CommitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Raw bytes looked at so far, and in all."""
+
+    done: int
+    total: int
+
+
+class CommitHandle:
+    """A background commit. Its state was staged before the handle was returned."""
+
+    def __init__(self, total: int) -> None:
+        self._future: Future[CommitRecord] = Future()
+        self._total, self._done = total, 0
+        self._lock = threading.Lock()
+        self._seen = False
+
+    def wait_staged(self) -> None:
+        """Return once the state may be changed. It already is when `commit_async` returns."""
+
+    def done(self) -> bool:
+        """Whether the commit ended, well or not."""
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> CommitRecord:
+        """Wait for the commit's record, at most `timeout` seconds.
+
+        Raises:
+            TimeoutError: it is still being written.
+            CkptStoreError: why it failed.
+        """
+        try:
+            record = self._future.result(timeout)
+        except FutureTimeout:
+            if not self._future.done():
+                raise TimeoutError(f"the commit is still being written after {timeout} s") from None
+            self._seen = True
+            raise
+        except BaseException:
+            self._seen = True
+            raise
+        self._seen = True
+        return record
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        return Progress(self._done, self._total)
+
+    def surface(self) -> None:
+        """Wait until it ended; raise its error unless `result` did so already."""
+        error = self._future.exception()
+        if error is not None and not self._seen:
+            self._seen = True
+            raise error
+
+    def advance(self, count: int) -> None:
+        """Count bytes."""
+        with self._lock:
+            self._done += count
+
+    def run(self, work: Callable[[], CommitRecord]) -> None:
+        """Do the work in a thread. The interpreter waits for it before it exits."""
+        threading.Thread(target=self._run, args=(work,), name="ckptstore-commit").start()
+
+    def _run(self, work: Callable[[], CommitRecord]) -> None:
+        try:
+            self._future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it must reach the caller's thread
+            self._future.set_exception(error)
+            atexit.register(self._report)
+
+    def _report(self) -> None:
+        """Say at exit what nobody asked for."""
+        if not self._seen:
+            print(f"ckptstore: a background commit failed: {self._future.exception()!r}", file=sys.stderr)

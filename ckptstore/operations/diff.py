@@ -1,0 +1,125 @@
+"""What changed between two commits: by chunk digests, without reading data; numerically on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ckptstore.catalog.base import CommitRecord
+from ckptstore.format.grid import Grid
+from ckptstore.format.manifest import Entry, Manifest, TensorEntry, ValueEntry, chunk_digests, entry_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How a tensor's values changed, computed in float64 over all its elements.
+
+    Attributes:
+        max_abs, mean_abs: largest and mean absolute difference.
+        relative_l2: L2 norm of the difference over that of the old values.
+        cosine: cosine of the angle between old and new; 1 for equal, NaN when either is all zero.
+    """
+
+    max_abs: float
+    mean_abs: float
+    relative_l2: float
+    cosine: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One leaf that is not the same in both commits.
+
+    Attributes:
+        path: its logical path; where it was, for a removed leaf.
+        kind: added, removed, changed or moved.
+        old, new: its entries; None when added or removed.
+        changed_bytes: bytes of the chunks that differ; of the whole leaf when its form differs.
+        moved_from: the old path of a moved leaf.
+        numbers: how values changed, when asked for and both are dense numbers of one shape.
+    """
+
+    path: str
+    kind: str
+    old: Entry | None
+    new: Entry | None
+    changed_bytes: int
+    moved_from: str = ""
+    numbers: Numbers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """The difference of two commits."""
+
+    old: CommitRecord
+    new: CommitRecord
+    changes: tuple[Change, ...]
+    unchanged: int
+    old_bytes: int
+    new_bytes: int
+
+    def of(self, kind: str) -> tuple[Change, ...]:
+        """The changes of one kind: added, removed, changed or moved."""
+        return tuple(change for change in self.changes if change.kind == kind)
+
+    @property
+    def changed_bytes(self) -> int:
+        """Bytes of the new state that the old one does not have at the same place."""
+        return sum(change.changed_bytes for change in self.changes if change.kind in ("added", "changed"))
+
+
+def compare(old: Manifest, new: Manifest, digest_size: int) -> list[Change]:
+    """Every leaf that differs, in the order of the new manifest, removed ones last."""
+    changes = [
+        Change(path, "changed", old.entries[path], entry, changed_bytes(old.entries[path], entry, digest_size))
+        for path, entry in new.entries.items()
+        if path in old.entries and old.entries[path] != entry
+    ]
+    added = {path: entry for path, entry in new.entries.items() if path not in old.entries}
+    removed = {path: entry for path, entry in old.entries.items() if path not in new.entries}
+    moved = dict(_moves(removed, added))
+    for path, entry in added.items():
+        if path in moved:
+            changes.append(Change(path, "moved", entry, entry, 0, moved_from=moved[path]))
+        else:
+            changes.append(Change(path, "added", None, entry, entry_bytes(entry)))
+    gone = removed.keys() - set(moved.values())
+    changes += [Change(path, "removed", removed[path], None, entry_bytes(removed[path])) for path in removed if path in gone]
+    order = {path: place for place, path in enumerate(new.entries)}
+    return sorted(changes, key=lambda change: order.get(change.path, len(order)))
+
+
+def changed_bytes(old: Entry, new: Entry, digest_size: int) -> int:
+    """Bytes of the chunks of `new` that are not those of `old`; all of it when the grid differs."""
+    if not _same_grid(old, new):
+        return entry_bytes(new)
+    sizes = _chunk_sizes(new)
+    pairs = zip(chunk_digests(old, digest_size), chunk_digests(new, digest_size), sizes, strict=True)
+    return sum(size for before, after, size in pairs if before != after)
+
+
+def _same_grid(old: Entry, new: Entry) -> bool:
+    if isinstance(old, TensorEntry) and isinstance(new, TensorEntry):
+        form = (old.dtype, old.shape, old.chunk_shape, bool(old.chunks))
+        return form == (new.dtype, new.shape, new.chunk_shape, bool(new.chunks)) and bool(old.chunks)
+    if isinstance(old, ValueEntry) and isinstance(new, ValueEntry):
+        return bool(old.chunks) and (old.size, old.chunk_size) == (new.size, new.chunk_size) and bool(new.chunks)
+    return False
+
+
+def _chunk_sizes(entry: Entry) -> list[int]:
+    if isinstance(entry, TensorEntry):
+        return Grid(entry.shape, entry.chunk_shape).sizes(entry.itemsize)
+    return Grid((entry.size,), (entry.chunk_size,)).sizes(1)
+
+
+def _moves(removed: Mapping[str, Entry], added: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
+    """Pairs of new and old path with the same content; a content that several old paths had goes in order."""
+    waiting: dict[Entry, list[str]] = {}
+    for path, entry in removed.items():
+        if isinstance(entry, TensorEntry) and entry_bytes(entry):
+            waiting.setdefault(entry, []).append(path)
+    for path, entry in added.items():
+        if isinstance(entry, TensorEntry) and waiting.get(entry):
+            yield path, waiting[entry].pop(0)

@@ -1,0 +1,125 @@
+"""Dropping old steps: plan, show, execute.
+
+A policy marks commits of one run deleted; they can be restored until `grace` seconds have passed, and who reads one
+has that long to finish. Then they are purged: what no other commit needs is condemned under the catalog's lock and
+only after that removed from storage, so every step can be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckptstore.catalog.base import Catalog, CommitRecord, Condemned
+from ckptstore.errors import GcRefused, InvalidArgument
+from ckptstore.format.packs import pack_key
+from ckptstore.operations.retention import Policy
+from ckptstore.storage.base import Storage
+
+DEFAULT_GRACE = 900.0
+"""Seconds for which a deleted step can be restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What a gc did.
+
+    Attributes:
+        deleted: steps of the run that the policy marked deleted.
+        purged: manifest documents removed from storage.
+        packs: packs removed from storage.
+        freed_bytes: their size.
+        fenced: writers whose lease had run out.
+    """
+
+    deleted: tuple[int, ...]
+    purged: int
+    packs: int
+    freed_bytes: int
+    fenced: int
+
+
+@dataclass(frozen=True, slots=True)
+class GcPlan:
+    """What a gc would do now, and why. Nothing is changed before `execute`.
+
+    Attributes:
+        run: the run whose policy was applied.
+        delete: live commits that the policy does not keep; restorable for `grace` seconds.
+        keep: id of every commit that stays → the reason.
+        condemned: what is collectable already, from earlier deletions and from crashes.
+        freed_bytes: size of the collectable packs.
+        grace: seconds a deleted step can be restored.
+    """
+
+    storage: Storage
+    catalog: Catalog
+    run: str
+    delete: tuple[CommitRecord, ...]
+    keep: dict[str, str]
+    condemned: Condemned
+    freed_bytes: int
+    grace: float
+
+    def execute(self) -> GcReport:
+        """Do it. Commits that were tagged since the plan was made stay.
+
+        Raises:
+            GcRefused: a pack that a commit needs is missing from storage; nothing was changed.
+        """
+        _check_needed_packs(self.storage, self.catalog)
+        current = {commit.id: commit for commit in self.catalog.commits()}
+        wanted = [commit for commit in self.delete if commit.id in current and not current[commit.id].tags]
+        steps = tuple(commit.step for commit in wanted)
+        if steps:
+            self.catalog.delete(self.run, steps)
+        fenced = self.catalog.fence_expired()
+        sizes = {pack.name: pack.size for pack in self.catalog.packs()}
+        condemned = self.catalog.condemn(self.grace)
+        remove(self.storage, self.catalog, condemned)
+        freed = sum(sizes.get(pack, 0) for pack in condemned.packs)
+        return GcReport(steps, len(condemned.documents), len(condemned.packs), freed, fenced)
+
+
+def plan_gc(storage: Storage, catalog: Catalog, run: str, keep: Policy | None, grace: float) -> GcPlan:
+    """What gc would do. Without a policy nothing is deleted; only what is collectable already goes.
+
+    Raises:
+        InvalidArgument: a negative grace.
+        RunNotFound: no such run.
+    """
+    if not grace >= 0:
+        raise InvalidArgument(f"grace={grace}: give 0 or more seconds")
+    commits = catalog.commits(run) if keep is not None else []
+    kept = keep.keep(commits) if keep is not None else {}
+    kept = {commit.id: f"tagged {', '.join(commit.tags)}" for commit in commits if commit.tags} | kept
+    condemned = catalog.garbage(grace)
+    sizes = {pack.name: pack.size for pack in catalog.packs()}
+    freed = sum(sizes.get(pack, 0) for pack in condemned.packs)
+    delete = tuple(commit for commit in commits if commit.id not in kept)
+    return GcPlan(storage, catalog, run, delete, kept, condemned, freed, grace)
+
+
+def remove(storage: Storage, catalog: Catalog, condemned: Condemned) -> None:
+    """Delete what is condemned, documents first, so that a rebuild never meets a document without its packs."""
+    for key in condemned.documents:
+        storage.delete(key)
+    catalog.settle(Condemned(documents=condemned.documents))
+    for batch in _batched(condemned.packs, 64):
+        for pack in batch:
+            storage.delete(pack_key(pack))
+        catalog.settle(Condemned(packs=batch))
+
+
+def _batched(items: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+def _check_needed_packs(storage: Storage, catalog: Catalog) -> None:
+    needed = {pack_key(pack.name): pack for pack in catalog.packs() if pack.state == "live" and pack.needed_by}
+    present = {info.key for info in storage.list("packs/")}
+    for key in needed.keys() - present:
+        raise GcRefused(
+            f"{key}, needed by {needed[key].needed_by} commits, is not in {storage.url}: nothing was collected; "
+            "run verify, and make sure that catalog and storage belong together"
+        )

@@ -1,0 +1,40 @@
+"""Where commits stand in their runs: what a new one stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptstore.catalog.base import Catalog
+from ckptstore.errors import InvalidArgument
+from ckptstore.operations.address import Ref, check_metadata, check_step, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A commit that is to be made: where, on top of which commit id, with which metadata."""
+
+    run: str
+    step: int
+    parent: str | None
+    metadata: Mapping[str, Any]
+
+
+def draft(catalog: Catalog, run: str, step: int, parent: Ref | None, metadata: Mapping[str, Any] | None) -> Draft:
+    """A checked draft; without a parent, the run's highest step below this one is taken.
+
+    Raises:
+        InvalidArgument: a bad step or metadata, or a parent in the same run that does not lie below the step.
+        StepNotFound, RunNotFound, TagNotFound: the parent does not exist.
+    """
+    number = check_step(step)
+    if parent is None:
+        below = [known for known in catalog.steps(run) if known < number]
+        base = catalog.find(run, below[-1]).id if below else None
+    else:
+        commit = resolve(catalog, run, parent)
+        if commit.run == run and commit.step >= number:
+            raise InvalidArgument(f"parent {commit.step} of step {number} in the same run: a parent is a lower step")
+        base = commit.id
+    return Draft(run, number, base, check_metadata(metadata))

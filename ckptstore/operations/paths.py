@@ -1,0 +1,27 @@
+"""Choosing leaves of a manifest by logical path or glob."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from ckptstore.errors import PathNotFound, nearest
+from ckptstore.state.paths import matches
+
+T = TypeVar("T")
+
+
+def chosen(leaves: Mapping[str, T], globs: Iterable[str] | None) -> dict[str, T]:
+    """The leaves that any of the globs selects, in their order; all of them for None."""
+    if globs is None:
+        return dict(leaves)
+    wanted = tuple(globs)
+    return {path: leaf for path, leaf in leaves.items() if any(matches(path, glob) for glob in wanted)}
+
+
+def require_matches(leaves: Iterable[str], globs: Iterable[str], commit: str) -> None:
+    """Raises PathNotFound for a glob that selects nothing."""
+    known = list(leaves)
+    for glob in globs:
+        if not any(matches(path, glob) for path in known):
+            raise PathNotFound(f"{commit} has no path {glob!r}; {nearest(glob, known)}")

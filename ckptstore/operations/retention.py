@@ -1,0 +1,92 @@
+"""Policies: which commits of a run to keep. Join them with `|`; a commit that any of them keeps is kept."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptstore.catalog.base import CommitRecord
+from ckptstore.errors import InvalidArgument
+
+
+class Policy(ABC):
+    """A keep policy; subclass it for one of your own."""
+
+    @abstractmethod
+    def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
+        """Of the live commits of one run, by ascending step: id of each that is kept → the reason."""
+
+    def __or__(self, other: Policy) -> Policy:
+        return _Union((self, other))
+
+
+@dataclass(frozen=True, slots=True)
+class _Union(Policy):
+    parts: tuple[Policy, ...]
+
+    def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
+        kept: dict[str, str] = {}
+        for part in self.parts:
+            kept = part.keep(commits) | kept
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLast(Policy):
+    """Keeps the `count` highest steps."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _require(self.count >= 0, f"KeepLast({self.count}): give 0 or more steps to keep")
+
+    def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
+        """The last ones."""
+        last = commits[len(commits) - min(self.count, len(commits)) :]
+        return {commit.id: f"one of the last {self.count}" for commit in last}
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvery(Policy):
+    """Keeps the steps that `interval` divides."""
+
+    interval: int
+
+    def __post_init__(self) -> None:
+        _require(self.interval > 0, f"KeepEvery({self.interval}): give an interval of at least 1")
+
+    def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
+        """The divisible ones."""
+        return {commit.id: f"a multiple of {self.interval}" for commit in commits if commit.step % self.interval == 0}
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBest(Policy):
+    """Keeps the `count` commits whose metadata has the lowest (or highest) number under `metric`."""
+
+    metric: str
+    count: int = 1
+    mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        _require(self.count >= 0, f"KeepBest({self.metric!r}, {self.count}): give 0 or more steps to keep")
+        _require(self.mode in ("min", "max"), f"KeepBest mode {self.mode!r}: choose min or max")
+
+    def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
+        """The best ones; commits without the metric, or with NaN, are never among them. Ties go to the later step."""
+        sign = 1 if self.mode == "min" else -1
+        rated = [(commit, commit.metadata.get(self.metric)) for commit in commits]
+        numbers = [
+            (sign * value, -commit.step, commit)
+            for commit, value in rated
+            if isinstance(value, int | float) and value == value
+        ]
+        best = sorted(numbers, key=lambda rating: rating[:2])[: self.count]
+        return {commit.id: f"one of the {self.count} best by {self.metric}" for _, _, commit in best}
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise InvalidArgument(message)

@@ -1,0 +1,39 @@
+"""A writer's lease in the catalog, kept alive while work goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ckptstore.catalog.base import Catalog
+from ckptstore.errors import CatalogError, SessionFenced
+
+LEASE_SECONDS = 60.0
+"""How long a writer may be silent before gc may take it for dead."""
+
+
+@contextmanager
+def writing_session(catalog: Catalog, lease_seconds: float = LEASE_SECONDS) -> Iterator[str]:
+    """A session's id, with a heartbeat at a third of the lease; on an error the session ends, and gc finds its packs."""
+    session = catalog.open_session(lease_seconds)
+    over = threading.Event()
+    beat = threading.Thread(target=_beat, args=(catalog, session, lease_seconds, over), daemon=True)
+    beat.start()
+    try:
+        yield session
+    except BaseException:
+        catalog.end_session(session)
+        raise
+    finally:
+        over.set()
+
+
+def _beat(catalog: Catalog, session: str, lease_seconds: float, over: threading.Event) -> None:
+    while not over.wait(lease_seconds / 3):
+        try:
+            catalog.extend_session(session, lease_seconds)
+        except SessionFenced:
+            return  # the commit's own check reports it
+        except CatalogError:
+            continue  # one missed beat is what the other two are for

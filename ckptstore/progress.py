@@ -1,0 +1,27 @@
+"""Progress of long operations: a callback in code; what a terminal shows is the CLI's business."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ckptstore.chunkstore.grouping import Advance, ignore
+
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with the stage, the bytes done and the bytes in all; from any thread, one call at a time."""
+
+
+def meter(callback: ProgressCallback | None, stage: str, total: int) -> Advance:
+    """An `Advance` that adds up and tells the callback."""
+    if callback is None:
+        return ignore
+    lock = threading.Lock()
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        with lock:
+            done += count
+            callback(stage, done, total)
+
+    return advance
