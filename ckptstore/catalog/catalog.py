@@ -1,0 +1,162 @@
+"""The catalog in a SQL database: each method one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptstore.catalog import collection, dialects, names, queries, sessions
+from ckptstore.catalog.base import (
+    CatalogStats,
+    ChunkLocation,
+    CommitRecord,
+    Condemned,
+    NewCommit,
+    PackRecord,
+    RunRecord,
+)
+from ckptstore.catalog.engine import Database
+from ckptstore.catalog.versions import check_version, create_tables, stored_version
+from ckptstore.errors import CatalogLocation
+
+
+class SqlCatalog:
+    """`Catalog` on SQLite or Postgres. Safe for threads, fork and pickle."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def url(self) -> str:
+        return self._database.url
+
+    def close(self) -> None:
+        self._database.close()
+
+    def runs(self) -> list[RunRecord]:
+        with self._database.read() as db:
+            return queries.all_runs(db)
+
+    def steps(self, run: str) -> list[int]:
+        with self._database.read() as db:
+            return queries.steps(db, run)
+
+    def commits(self, run: str | None = None, *, deleted: bool = False) -> list[CommitRecord]:
+        with self._database.read() as db:
+            return queries.all_commits(db, run, deleted=deleted)
+
+    def find(self, run: str, step: int | str) -> CommitRecord:
+        with self._database.read() as db:
+            return queries.find(db, run, step)
+
+    def by_id(self, commit: str) -> CommitRecord | None:
+        with self._database.read() as db:
+            return queries.by_id(db, commit)
+
+    def manifest(self, commit: str) -> bytes:
+        with self._database.read() as db:
+            return queries.manifest(db, commit)
+
+    def locate(self, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
+        with self._database.read() as db:
+            return queries.locate(db, digests)
+
+    def packs(self, commit: str | None = None) -> list[PackRecord]:
+        with self._database.read() as db:
+            return queries.all_packs(db, commit)
+
+    def pack_chunks(self, pack: str) -> list[ChunkLocation]:
+        with self._database.read() as db:
+            return queries.pack_chunks(db, pack)
+
+    def stats(self, run: str | None = None) -> CatalogStats:
+        with self._database.read() as db:
+            return queries.stats(db, run)
+
+    def check(self) -> list[str]:
+        with self._database.read() as db:
+            return dialects.integrity(db) + queries.check(db)
+
+    def open_session(self, lease_seconds: float) -> str:
+        with self._database.write() as db:
+            return sessions.open_session(db, lease_seconds)
+
+    def extend_session(self, session: str, lease_seconds: float) -> None:
+        with self._database.write() as db:
+            sessions.extend_session(db, session, lease_seconds)
+
+    def end_session(self, session: str) -> None:
+        with self._database.write() as db:
+            sessions.end_session(db, session)
+
+    def pin(self, session: str, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
+        with self._database.write() as db:
+            return sessions.pin(db, session, digests)
+
+    def reserve(self, session: str, packs: Sequence[str], document: str | None = None) -> None:
+        with self._database.write() as db:
+            sessions.reserve(db, session, packs, document)
+
+    def commit(self, session: str, new: NewCommit) -> CommitRecord:
+        with self._database.write() as db:
+            return sessions.commit(db, session, new)
+
+    def tag(self, run: str, name: str, step: int | None) -> None:
+        with self._database.write() as db:
+            names.tag(db, run, name, step)
+
+    def tags(self, run: str) -> dict[str, int]:
+        with self._database.read() as db:
+            return queries.all_tags(db, run)
+
+    def delete(self, run: str, steps: Sequence[int]) -> None:
+        with self._database.write() as db:
+            names.delete_steps(db, run, steps)
+
+    def restore(self, run: str, step: int) -> CommitRecord:
+        with self._database.write() as db:
+            return names.restore(db, run, step)
+
+    def fence_expired(self) -> int:
+        with self._database.write() as db:
+            return sessions.fence_expired(db)
+
+    def garbage(self, grace: float) -> Condemned:
+        with self._database.read() as db:
+            return collection.garbage(db, grace)
+
+    def condemn(self, grace: float) -> Condemned:
+        with self._database.write() as db:
+            return collection.condemn(db, grace)
+
+    def settle(self, done: Condemned) -> None:
+        with self._database.write() as db:
+            collection.settle(db, done)
+
+
+def open_catalog(url: str, *, create: bool) -> SqlCatalog:
+    """The catalog at a SQLAlchemy URL, `sqlite:///path/to/catalog.sqlite` or `postgresql://user@host/database`.
+
+    With `create`, an empty place gets the schema; two processes may do so at once.
+
+    Raises:
+        InvalidArgument: not such a URL.
+        SchemaTooOld, SchemaTooNew: the schema is not this version's.
+        CatalogError: the database can not be read, or holds no catalog.
+    """
+    database = Database(url)
+    if create:
+        database.prepare()
+    version = stored_version(database)
+    if version is None and create:
+        version = create_tables(database)
+    check_version(version, database.url)
+    return SqlCatalog(database)
+
+
+def refuse_network(path: str, file_system: str | None) -> None:
+    """Raise CatalogLocation if SQLite's file would lie on a network file system; `file_system` is its kind, or None."""
+    if file_system is not None:
+        raise CatalogLocation(
+            f"{path} lies on {file_system}, where SQLite's locks are not safe: give catalog=, a Postgres URL, "
+            "or keep the store on a local disk"
+        )

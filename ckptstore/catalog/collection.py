@@ -1,0 +1,66 @@
+"""What gc may take, and taking it. Condemning runs under the store's lock, so no commit can come in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, delete, exists, insert, literal, null, or_, select, update
+
+from ckptstore.catalog.base import Condemned
+from ckptstore.catalog.dialects import Clock
+from ckptstore.catalog.queries import LIVE, batched
+from ckptstore.catalog.schema import chunks, commit_packs, commits, loose_documents, packs, pins
+
+_unowned = loose_documents.c.session.is_(None)
+
+
+def garbage(db: Connection, grace: float) -> Condemned:
+    """What `condemn` would return."""
+    overdue = _overdue(db, grace)
+    documents = db.execute(
+        select(loose_documents.c.document).where(_unowned).union_all(select(commits.c.document).where(overdue))
+    )
+    useless = db.execute(select(packs.c.name).where(or_(packs.c.state == "condemned", _useless(overdue))))
+    return Condemned(sorted(documents.scalars()), sorted(useless.scalars()))
+
+
+def condemn(db: Connection, grace: float) -> Condemned:
+    """Take garbage out of the catalog; everything that is not settled yet."""
+    overdue = _overdue(db, grace)
+    _condemn_packs(db, list(db.execute(select(packs.c.key).where(_useless(overdue))).scalars()))
+    loosened = select(commits.c.document, null()).where(overdue)
+    db.execute(insert(loose_documents).from_select(["document", "session"], loosened))
+    db.execute(delete(commits).where(overdue))
+    documents = db.execute(select(loose_documents.c.document).where(_unowned)).scalars()
+    condemned = db.execute(select(packs.c.name).where(packs.c.state == "condemned")).scalars()
+    return Condemned(sorted(documents), sorted(condemned))
+
+
+def settle(db: Connection, done: Condemned) -> None:
+    """These objects are gone from storage."""
+    for documents in batched(done.documents):
+        db.execute(delete(loose_documents).where(loose_documents.c.document.in_(documents), _unowned))
+    for names in batched(done.packs):
+        condemned = update(packs).where(packs.c.name.in_(names), packs.c.state == "condemned")
+        db.execute(condemned.values(state="deleted"))
+
+
+def _overdue(db: Connection, grace: float) -> ColumnElement[bool]:
+    """Which commits are to be purged; the clock is read once, so that all statements agree."""
+    now = db.execute(select(Clock())).scalar_one()
+    return commits.c.deleted <= literal(now - grace)
+
+
+def _useless(overdue: ColumnElement[bool]) -> ColumnElement[bool]:
+    kept = commit_packs.c.commit == commits.c.key
+    needed = exists().where(commit_packs.c.pack == packs.c.key, kept, or_(LIVE, ~overdue))
+    pinned = exists().where(pins.c.pack == packs.c.key)
+    left_behind = (packs.c.state == "pending") & packs.c.session.is_(None)
+    return or_(left_behind, (packs.c.state == "live") & ~needed & ~pinned)
+
+
+def _condemn_packs(db: Connection, keys: Sequence[int]) -> None:
+    for some in batched(keys):
+        db.execute(delete(chunks).where(chunks.c.pack.in_(some)))
+        db.execute(delete(commit_packs).where(commit_packs.c.pack.in_(some)))
+        db.execute(update(packs).where(packs.c.key.in_(some)).values(state="condemned"))

@@ -1,0 +1,180 @@
+"""All that SQLite and Postgres do differently: connecting, the store's lock, the clock, and how they say no."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, Float, NullPool, QueuePool, create_engine, event, text
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from ckptstore.errors import CatalogBusy, CatalogError, CkptStoreError, StorageFull, StorageReadOnly
+
+BUSY_SECONDS = 30.0
+"""How long a transaction waits for the store's lock."""
+
+_READ = {
+    "sqlite": {"begin": "BEGIN"},
+    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
+}
+_WRITE = {
+    "sqlite": {"begin": "BEGIN IMMEDIATE"},
+    "postgresql": {"isolation_level": "READ COMMITTED"},
+}
+_POSTGRES_LOCK = text("SELECT pg_advisory_xact_lock(1667984500, hashtext(current_schema()))")  # 1667984500: "ckpt"
+
+
+class Clock(FunctionElement[float]):
+    """Seconds since 1970 on the database's clock, at the moment of the statement."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(Clock, "sqlite")
+def _sqlite_clock(*_: object, **__: object) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(Clock, "postgresql")
+def _postgres_clock(*_: object, **__: object) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+def make_engine(url: URL) -> Engine:
+    """An engine whose transactions are the ones `reading` and `writing` ask for."""
+    if url.get_backend_name() != "sqlite":
+        connect = {"options": f"-c lock_timeout={int(BUSY_SECONDS * 1000)}"}
+        return create_engine(url, connect_args=connect, pool_pre_ping=True, max_overflow=-1)
+    path = _path(url)
+    if _writable(path):
+        engine = create_engine(
+            url, creator=lambda: connect_sqlite(path, "mode=rw"), poolclass=QueuePool, max_overflow=-1
+        )
+    else:
+        engine = create_engine(url, creator=lambda: _connect_read_only(path), poolclass=NullPool)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def reading(connection: Connection) -> Connection:
+    """Let the next transaction see one snapshot."""
+    return connection.execution_options(**_READ[connection.dialect.name])
+
+
+def writing(connection: Connection) -> Connection:
+    """Let the next transaction be a writer's; it must begin with `lock`."""
+    return connection.execution_options(**_WRITE[connection.dialect.name])
+
+
+def lock(connection: Connection) -> None:
+    """Wait for the store's lock, which is held to the end of the transaction; SQLite's BEGIN has taken it already."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(_POSTGRES_LOCK)
+
+
+def prepare_sqlite(url: URL) -> None:
+    """Create the file and its folder if they are missing, in WAL mode: readers and the writer never wait for each other."""
+    path = _path(url)
+    if os.path.exists(path) and os.path.getsize(path):
+        return
+    Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+    connection = connect_sqlite(path, "mode=rwc")
+    deadline = time.monotonic() + BUSY_SECONDS
+    try:
+        while not _set_wal(connection) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        connection.close()
+
+
+def connect_sqlite(path: str, mode: str) -> sqlite3.Connection:
+    """A connection that leaves transactions to us and makes each commit durable."""
+    uri = f"file:{quote(os.path.abspath(path))}?{mode}"
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
+    try:
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def integrity(connection: Connection) -> list[str]:
+    """What the database itself finds wrong with its file; Postgres checks its pages by its own means."""
+    if connection.dialect.name != "sqlite":
+        return []
+    found = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check")]
+    broken = [
+        f"row {row[1]} of {row[0]} points at nothing" for row in connection.exec_driver_sql("PRAGMA foreign_key_check")
+    ]
+    return [line for line in found if line != "ok"] + broken
+
+
+def translated(error: BaseException | None, where: str) -> CkptStoreError:
+    """The error of our tree for one of the database driver's."""
+    told = next(iter(str(error).splitlines()), "") or type(error).__name__
+    kind = _sqlite_kind(error) if isinstance(error, sqlite3.Error) else _postgres_kind(error)
+    advice = {
+        CatalogBusy: f"other writers held the lock for {BUSY_SECONDS:.0f} seconds; try again",
+        StorageFull: "make room and try again; nothing was changed",
+        StorageReadOnly: "it can be read but not changed from here",
+    }.get(kind)
+    return kind(f"catalog {where}: {told}" + (f": {advice}" if advice else ""))
+
+
+def _path(url: URL) -> str:
+    return url.database or ""
+
+
+def _writable(path: str) -> bool:
+    folder = os.path.dirname(os.path.abspath(path))
+    return not os.path.exists(path) or (os.access(path, os.W_OK) and os.access(folder, os.W_OK))
+
+
+def _connect_read_only(path: str) -> sqlite3.Connection:
+    """Without a writer's log beside it the file cannot change under one short transaction; SQLite could not lock it."""
+    with_log = os.path.exists(f"{path}-wal")
+    return connect_sqlite(path, "mode=ro" if with_log else "mode=ro&immutable=1")
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options()["begin"])
+
+
+def _set_wal(connection: sqlite3.Connection) -> bool:
+    try:
+        return bool(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] == "wal")
+    except sqlite3.OperationalError as error:
+        if _sqlite_kind(error) is not CatalogBusy:  # this pragma does not wait for other openers by itself
+            raise
+        return False
+
+
+def _sqlite_kind(error: sqlite3.Error) -> type[CkptStoreError]:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    kinds: dict[int, type[CkptStoreError]] = {
+        sqlite3.SQLITE_BUSY: CatalogBusy,
+        sqlite3.SQLITE_LOCKED: CatalogBusy,
+        sqlite3.SQLITE_FULL: StorageFull,
+        sqlite3.SQLITE_READONLY: StorageReadOnly,
+    }
+    return kinds.get(code, CatalogError)
+
+
+def _postgres_kind(error: Any) -> type[CkptStoreError]:
+    kinds: dict[str, type[CkptStoreError]] = {
+        "55P03": CatalogBusy,
+        "40P01": CatalogBusy,
+        "53100": StorageFull,
+        "25006": StorageReadOnly,
+    }
+    return kinds.get(getattr(error, "sqlstate", None) or "", CatalogError)

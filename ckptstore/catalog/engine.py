@@ -1,0 +1,88 @@
+"""Transactions on one database, and its errors as those of ckptstore."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from ckptstore.catalog import dialects
+from ckptstore.errors import CatalogError, InvalidArgument, StorageReadOnly
+
+
+class Database:
+    """One database. Connections are made when needed, for each process its own, so it survives fork and pickle."""
+
+    def __init__(self, url: str) -> None:
+        self._address = url
+        self.parsed = _parse(url)
+        self._engines: dict[int, Engine] = {}
+
+    def __reduce__(self) -> tuple[type[Database], tuple[str]]:
+        return Database, (self._address,)
+
+    @property
+    def url(self) -> str:
+        """The address without its password."""
+        return self.parsed.render_as_string(hide_password=True)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that sees one snapshot and waits for nobody."""
+        with self._errors(), self._engine().connect() as connection, dialects.reading(connection).begin():
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction under the store's lock, durable when left without an error."""
+        with self._errors(), self._engine().connect() as connection, dialects.writing(connection).begin():
+            dialects.lock(connection)
+            yield connection
+
+    def prepare(self) -> None:
+        """Make the place where tables can be created, if it is missing; a Postgres database must be there already."""
+        if self.parsed.get_backend_name() == "sqlite":
+            with self._errors():
+                dialects.prepare_sqlite(self.parsed)
+
+    def close(self) -> None:
+        """Give back this process's connections; they are opened again when used."""
+        engine = self._engines.pop(os.getpid(), None)
+        if engine is not None:
+            engine.dispose()
+
+    def _engine(self) -> Engine:
+        found = self._engines.get(os.getpid())
+        return found or self._engines.setdefault(os.getpid(), dialects.make_engine(self.parsed))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        where = self.parsed.database if self.parsed.get_backend_name() == "sqlite" else self.url
+        try:
+            yield
+        except DBAPIError as error:
+            raise dialects.translated(error.orig, str(where)) from error
+        except sqlite3.Error as error:
+            raise dialects.translated(error, str(where)) from error
+        except PermissionError as error:
+            raise StorageReadOnly(f"catalog {where}: {error.strerror}") from error
+        except OSError as error:
+            raise CatalogError(f"catalog {where}: {error.strerror}") from error
+
+
+def _parse(url: str) -> URL:
+    advice = "give sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise InvalidArgument(f"the catalog's address is no database URL: {advice}") from error
+    backend = parsed.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise InvalidArgument(f"the catalog can not be kept in {backend}: {advice}")
+    if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise InvalidArgument(f"the catalog can not be kept in memory: {advice}")
+    return parsed

@@ -1,0 +1,230 @@
+"""Reading: what exists, in records. Nothing here writes."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, func, select
+
+from ckptstore.catalog.base import CatalogStats, ChunkLocation, CommitRecord, PackRecord, RunRecord
+from ckptstore.catalog.schema import chunks, commit_packs, commits, manifests, packs, runs, tags
+from ckptstore.errors import RunNotFound, StepNotFound, TagNotFound, nearest
+
+_Item = TypeVar("_Item")
+_IN_LIST = 4096  # below SQLite's and Postgres' limits of parameters
+
+LIVE = commits.c.deleted.is_(None)
+
+_commits = select(commits, runs.c.name.label("run_name")).join(runs, runs.c.key == commits.c.run)
+_locations = select(
+    chunks.c.digest, packs.c.name, chunks.c.offset, chunks.c.length, chunks.c.raw_length, chunks.c.codec, chunks.c.base
+).join(packs, packs.c.key == chunks.c.pack)
+
+
+def batched(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """The items in runs short enough for an IN list."""
+    return (items[at : at + _IN_LIST] for at in range(0, len(items), _IN_LIST))
+
+
+def all_runs(db: Connection) -> list[RunRecord]:
+    """Every run, by name."""
+    counted = (
+        select(commits.c.run, func.count().label("commits"), func.max(commits.c.step).label("latest"))
+        .where(LIVE)
+        .group_by(commits.c.run)
+        .subquery()
+    )
+    found = db.execute(
+        select(runs.c.name, runs.c.created, func.coalesce(counted.c.commits, 0), counted.c.latest, runs.c.forked_from)
+        .outerjoin(counted, counted.c.run == runs.c.key)
+        .order_by(runs.c.name)
+    )
+    return sorted((RunRecord(*row) for row in found), key=lambda run: run.name)  # Postgres orders by its locale
+
+
+def run_key(db: Connection, run: str) -> int:
+    """The run's row. Raises RunNotFound."""
+    key = db.execute(select(runs.c.key).where(runs.c.name == run)).scalar()
+    if key is None:
+        known = db.execute(select(runs.c.name).order_by(runs.c.created).limit(1000)).scalars()
+        raise RunNotFound(f"no run {run!r}; {nearest(run, known)}")
+    return key
+
+
+def steps(db: Connection, run: str) -> list[int]:
+    """Live steps, ascending."""
+    key = select(runs.c.key).where(runs.c.name == run).scalar_subquery()
+    return list(db.execute(select(commits.c.step).where(commits.c.run == key, LIVE).order_by(commits.c.step)).scalars())
+
+
+def all_commits(db: Connection, run: str | None, *, deleted: bool) -> list[CommitRecord]:
+    """Commits of one or all runs, by run, then step."""
+    wanted = [] if run is None else [commits.c.run == run_key(db, run)]
+    if not deleted:
+        wanted.append(LIVE)
+    found = _records(db, *wanted)
+    return sorted(found, key=lambda commit: (commit.run, commit.step, commit.created))
+
+
+def find(db: Connection, run: str, step: int | str) -> CommitRecord:
+    """The live commit at a step, a tag or "latest"."""
+    key = run_key(db, run)
+    if isinstance(step, int):
+        return at_step(db, run, key, step)
+    if step == "latest":
+        newest = db.execute(select(func.max(commits.c.step)).where(commits.c.run == key, LIVE)).scalar()
+        if newest is None:
+            raise StepNotFound(f"run {run!r} has no commit yet")
+        return at_step(db, run, key, newest)
+    commit = db.execute(select(tags.c.commit).where(tags.c.run == key, tags.c.name == step)).scalar()
+    if commit is None:
+        raise tag_not_found(db, run, key, step)
+    return _records(db, commits.c.key == commit)[0]
+
+
+def at_step(db: Connection, run: str, key: int, step: int) -> CommitRecord:
+    """The live commit at a step. Raises StepNotFound."""
+    found = live_at(db, key, step)
+    if found is None:
+        raise step_not_found(db, run, key, step)
+    return found
+
+
+def live_at(db: Connection, key: int, step: int) -> CommitRecord | None:
+    """The live commit at a step of the run's row, if there is one."""
+    return next(iter(_records(db, commits.c.run == key, commits.c.step == step, LIVE)), None)
+
+
+def by_id(db: Connection, commit: str) -> CommitRecord | None:
+    """A commit, live or deleted."""
+    return next(iter(_records(db, commits.c.id == commit)), None)
+
+
+def manifest(db: Connection, commit: str) -> bytes:
+    """The manifest document of a commit id."""
+    data = db.execute(select(manifests.c.data).join(commits).where(commits.c.id == commit)).scalar()
+    if data is None:
+        raise StepNotFound(f"no commit {commit}: it was purged, or is of another store")
+    return bytes(data)
+
+
+def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
+    """Where each chunk lies, in the oldest live pack that holds it."""
+    found: dict[bytes, ChunkLocation] = {}
+    for some in batched(list(dict.fromkeys(digests))):
+        wanted = _locations.where(chunks.c.digest.in_(some), packs.c.state == "live")
+        for row in db.execute(wanted.order_by(chunks.c.pack.desc())):
+            location = ChunkLocation(*row)
+            found[location.digest] = location
+    return found
+
+
+def all_packs(db: Connection, commit: str | None) -> list[PackRecord]:
+    """Packs that are not deleted, of the store or of one commit."""
+    needed_by = select(func.count()).where(commit_packs.c.pack == packs.c.key).scalar_subquery()
+    wanted = select(packs.c.name, packs.c.state, packs.c.size, packs.c.created, needed_by)
+    if commit is not None:
+        wanted = wanted.join(commit_packs).join(commits).where(commits.c.id == commit)
+    found = db.execute(wanted.where(packs.c.state != "deleted").order_by(packs.c.key))
+    return [PackRecord(*row) for row in found]
+
+
+def pack_chunks(db: Connection, pack: str) -> list[ChunkLocation]:
+    """The locations recorded for one pack, in its order."""
+    found = db.execute(_locations.where(packs.c.name == pack).order_by(chunks.c.offset))
+    return [ChunkLocation(*row) for row in found]
+
+
+def all_tags(db: Connection, run: str) -> dict[str, int]:
+    """Every tag of a run and its step."""
+    wanted = select(tags.c.name, commits.c.step).join(commits).join(runs, runs.c.key == tags.c.run)
+    return {name: step for name, step in sorted(db.execute(wanted.where(runs.c.name == run)).tuples())}
+
+
+def stats(db: Connection, run: str | None) -> CatalogStats:
+    """Counts of everything, or of one run."""
+    key = None if run is None else run_key(db, run)
+    of_run = [] if key is None else [commits.c.run == key]
+    live, deleted, logical = db.execute(
+        select(
+            func.count().filter(LIVE),
+            func.count().filter(~LIVE),
+            func.coalesce(func.sum(commits.c.logical_bytes).filter(LIVE), 0),
+        )
+        .select_from(commits)
+        .where(*of_run)
+    ).one()
+    wanted = select(packs.c.state, func.count(), func.sum(packs.c.size), func.sum(packs.c.chunks))
+    if key is not None:
+        needed = select(commit_packs.c.pack).join(commits).where(*of_run)
+        wanted = wanted.where(packs.c.key.in_(needed))
+    found = db.execute(wanted.where(packs.c.state != "deleted").group_by(packs.c.state)).all()
+    stored, held = next(((int(size), int(count)) for state, _, size, count in found if state == "live"), (0, 0))
+    return CatalogStats(
+        runs=1 if key is not None else db.execute(select(func.count()).select_from(runs)).scalar_one(),
+        commits=live,
+        deleted_commits=deleted,
+        packs={row[0]: row[1] for row in found},
+        stored_bytes=stored,
+        logical_bytes=int(logical),
+        chunks=held,
+    )
+
+
+def check(db: Connection) -> list[str]:
+    """Commits that rely on packs which are not live."""
+    wanted = select(commits.c.id, packs.c.name, packs.c.state).select_from(commit_packs).join(commits).join(packs)
+    found = db.execute(wanted.where(packs.c.state != "live"))
+    return [f"commit {commit} needs the pack {pack}, which is {state}" for commit, pack, state in found]
+
+
+def step_not_found(db: Connection, run: str, key: int, step: int) -> StepNotFound:
+    """The error that names the live steps beside the one asked for."""
+    of_run = select(commits.c.step).where(commits.c.run == key, LIVE)
+    below = of_run.where(commits.c.step < step).order_by(commits.c.step.desc()).limit(2)
+    above = of_run.where(commits.c.step > step).order_by(commits.c.step).limit(2)
+    near = sorted([*db.execute(below).scalars(), *db.execute(above).scalars()])
+    return StepNotFound(f"run {run!r} has no step {step}; {nearest(step, near)}")
+
+
+def tag_not_found(db: Connection, run: str, key: int, name: str) -> TagNotFound:
+    """The error that names the run's tags nearest to the one asked for."""
+    known = db.execute(select(tags.c.name).where(tags.c.run == key)).scalars()
+    return TagNotFound(f"run {run!r} has no tag {name!r}; {nearest(name, known)}")
+
+
+def _records(db: Connection, *wanted: ColumnElement[bool]) -> list[CommitRecord]:
+    found = db.execute(_commits.where(*wanted)).all()
+    names = _tags_of(db, [row.key for row in found] if len(found) == 1 else None)
+    return [_record(row, names.get(row.key, ())) for row in found]
+
+
+def _tags_of(db: Connection, keys: Iterable[int] | None) -> dict[int, tuple[str, ...]]:
+    wanted = select(tags.c.commit, tags.c.name)
+    if keys is not None:
+        wanted = wanted.where(tags.c.commit.in_(keys))
+    names: dict[int, list[str]] = defaultdict(list)
+    for commit, name in db.execute(wanted):
+        names[commit].append(name)
+    return {commit: tuple(sorted(found)) for commit, found in names.items()}
+
+
+def _record(row: Row[Any], names: tuple[str, ...]) -> CommitRecord:
+    return CommitRecord(
+        id=row.id,
+        run=row.run_name,
+        step=row.step,
+        parent=row.parent,
+        created=row.created,
+        metadata=json.loads(row.metadata),
+        content=bytes(row.content),
+        document=row.document,
+        leaves=row.leaves,
+        logical_bytes=row.logical_bytes,
+        new_bytes=row.new_bytes,
+        deleted=row.deleted,
+        tags=names,
+    )

@@ -1,0 +1,145 @@
+"""The tables. One schema for SQLite and Postgres.
+
+A session is a row as long as it is open. When the row goes, for whatever reason, its pins go with it and what it had
+reserved belongs to nobody (`session` becomes NULL), which is what gc looks for.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+HEAD = "0001"
+"""The revision this version of ckptstore reads and writes. Revisions are ordered, zero-padded numbers."""
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+_Key = BigInteger().with_variant(Integer, "sqlite")
+_Name = String(32)
+
+
+def _key(of: str, *, on_delete: str | None = None, **options: bool) -> Column[int]:
+    table = of.split(".")[0].removesuffix("s")
+    return Column(table, _Key, ForeignKey(of, ondelete=on_delete), **options)
+
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("key", _Key, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("created", Float, nullable=False),
+    Column("forked_from", _Name),
+)
+
+commits = Table(
+    "commits",
+    metadata,
+    Column("key", _Key, primary_key=True),
+    Column("id", _Name, nullable=False, unique=True),
+    _key("runs.key", nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("parent", _Name, ForeignKey("commits.id", ondelete="SET NULL"), index=True),
+    Column("created", Float, nullable=False),
+    Column("deleted", Float),
+    Column("metadata", Text, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("leaves", BigInteger, nullable=False),
+    Column("logical_bytes", BigInteger, nullable=False),
+    Column("new_bytes", BigInteger, nullable=False),
+)
+_live = commits.c.deleted.is_(None)
+Index("ix_commits_live", commits.c.run, commits.c.step, unique=True, sqlite_where=_live, postgresql_where=_live)
+Index("ix_commits_run_step", commits.c.run, commits.c.step)
+Index("ix_commits_deleted", commits.c.deleted, sqlite_where=~_live, postgresql_where=~_live)
+
+manifests = Table(
+    "manifests",
+    metadata,
+    _key("commits.key", on_delete="CASCADE", primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+
+tags = Table(
+    "tags",
+    metadata,
+    _key("runs.key", primary_key=True),
+    Column("name", Text, primary_key=True),
+    _key("commits.key", nullable=False, index=True),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", _Name, primary_key=True),
+    Column("expires", Float, nullable=False, index=True),
+)
+
+packs = Table(
+    "packs",
+    metadata,
+    Column("key", _Key, primary_key=True),
+    Column("name", _Name, nullable=False, unique=True),
+    Column("state", String(9), nullable=False, index=True),
+    Column("session", _Name, ForeignKey("sessions.id", ondelete="SET NULL"), index=True),
+    Column("size", BigInteger, nullable=False),
+    Column("chunks", BigInteger, nullable=False),
+    Column("created", Float, nullable=False),
+)
+
+# Documents that no commit owns: reserved by a session, or (session NULL) to be removed from storage.
+loose_documents = Table(
+    "loose_documents",
+    metadata,
+    Column("document", Text, primary_key=True),
+    Column("session", _Name, ForeignKey("sessions.id", ondelete="SET NULL"), index=True),
+)
+
+# Two writers may upload the same chunk at once; each commit relies on the pack it named.
+chunks = Table(
+    "chunks",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    _key("packs.key", primary_key=True, index=True),
+    Column("offset", BigInteger, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("raw_length", BigInteger, nullable=False),
+    Column("codec", Integer, nullable=False),
+    Column("base", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+commit_packs = Table(
+    "commit_packs",
+    metadata,
+    _key("commits.key", on_delete="CASCADE", primary_key=True),
+    _key("packs.key", primary_key=True, index=True),
+    sqlite_with_rowid=False,
+)
+
+pins = Table(
+    "pins",
+    metadata,
+    Column("session", _Name, ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True),
+    _key("packs.key", primary_key=True, index=True),
+    sqlite_with_rowid=False,
+)

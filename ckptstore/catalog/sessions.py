@@ -1,0 +1,186 @@
+"""A writer's session: its lease, what it pins and reserves, and the one transaction in which its commit comes to be.
+
+Every function runs under the store's lock.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, bindparam, delete, exists, insert, literal, select, update
+
+from ckptstore.catalog import queries
+from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewCommit, NewPack
+from ckptstore.catalog.dialects import Clock
+from ckptstore.catalog.schema import (
+    chunks,
+    commit_packs,
+    commits,
+    loose_documents,
+    manifests,
+    packs,
+    pins,
+    runs,
+    sessions,
+)
+from ckptstore.errors import SessionFenced, StepExists
+
+
+def open_session(db: Connection, lease_seconds: float) -> str:
+    """A new session's id."""
+    name = uuid.uuid4().hex
+    db.execute(insert(sessions).values(id=name, expires=Clock() + lease_seconds))
+    return name
+
+
+def extend_session(db: Connection, session: str, lease_seconds: float) -> None:
+    """Move the lease's end."""
+    later = update(sessions).where(sessions.c.id == session).values(expires=Clock() + lease_seconds)
+    if db.execute(later).rowcount == 0:
+        raise _fenced(session)
+
+
+def end_session(db: Connection, session: str) -> None:
+    """The row goes, and by the foreign keys its pins; what it reserved belongs to nobody."""
+    db.execute(delete(sessions).where(sessions.c.id == session))
+
+
+def fence_expired(db: Connection) -> int:
+    """End every session whose lease ran out."""
+    return db.execute(delete(sessions).where(sessions.c.expires < Clock())).rowcount
+
+
+def pin(db: Connection, session: str, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
+    """Locate, and pin the packs found."""
+    _check_open(db, session)
+    found = queries.locate(db, digests)
+    for names in queries.batched(sorted({location.pack for location in found.values()})):
+        pinned = exists().where(pins.c.session == session, pins.c.pack == packs.c.key)
+        fresh = select(literal(session), packs.c.key).where(packs.c.name.in_(names), ~pinned)
+        db.execute(insert(pins).from_select(["session", "pack"], fresh))
+    return found
+
+
+def reserve(db: Connection, session: str, names: Sequence[str], document: str | None) -> None:
+    """Record packs as pending, and a document as not yet any commit's."""
+    _check_open(db, session)
+    if names:
+        row = insert(packs).values(state="pending", session=session, size=0, chunks=0, created=Clock())
+        db.execute(row.values(name=bindparam("pack_name")), [{"pack_name": name} for name in names])
+    if document is not None:
+        db.execute(insert(loose_documents).values(document=document, session=session))
+
+
+def commit(db: Connection, session: str, new: NewCommit) -> CommitRecord:
+    """Make a commit exist and end the session; the same content at the same step is success again."""
+    run = _run(db, new)
+    taken = queries.live_at(db, run, new.step)
+    if taken is None:
+        _insert(db, session, run, new)
+    elif taken.content != new.content:
+        raise StepExists(f"step {new.step} of run {new.run!r} holds another state: commit to a new step")
+    end_session(db, session)
+    return taken or queries.at_step(db, new.run, run, new.step)
+
+
+def _insert(db: Connection, session: str, run: int, new: NewCommit) -> None:
+    _check_open(db, session)
+    own = _own_packs(db, session, new.packs)
+    used = _live_packs(db, new.uses)
+    _make_live(db, own, new.packs)
+    key = _insert_commit(db, run, new)
+    edges = {*own.values(), *used}
+    if edges:
+        db.execute(insert(commit_packs), [{"commit": key, "pack": pack} for pack in edges])
+    db.execute(delete(loose_documents).where(loose_documents.c.document == new.document))
+
+
+def _check_open(db: Connection, session: str) -> None:
+    if db.execute(select(sessions.c.id).where(sessions.c.id == session)).scalar() is None:
+        raise _fenced(session)
+
+
+def _fenced(session: str) -> SessionFenced:
+    return SessionFenced(
+        f"the writer's session {session} is not open any more: it ended, or its lease ran out and gc took over; "
+        "commit again"
+    )
+
+
+def _run(db: Connection, new: NewCommit) -> int:
+    found = db.execute(select(runs.c.key).where(runs.c.name == new.run)).scalar()
+    if found is not None:
+        return found
+    forked = select(commits.c.id).where(commits.c.id == new.parent).scalar_subquery()
+    made = insert(runs).values(name=new.run, created=Clock(), forked_from=forked)
+    return int(db.execute(made.returning(runs.c.key)).scalar_one())
+
+
+def _own_packs(db: Connection, session: str, new: Sequence[NewPack]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for names in queries.batched([pack.name for pack in new]):
+        wanted = select(packs.c.name, packs.c.key).where(packs.c.name.in_(names))
+        ours = wanted.where(packs.c.state == "pending", packs.c.session == session)
+        found.update(db.execute(ours).tuples().all())
+    lost = next((pack.name for pack in new if pack.name not in found), None)
+    if lost is not None:
+        raise SessionFenced(f"the pack {lost} is not reserved by the session {session}: commit again")
+    return found
+
+
+def _live_packs(db: Connection, uses: Sequence[str]) -> list[int]:
+    names = list(dict.fromkeys(uses))
+    found: dict[str, int] = {}
+    for some in queries.batched(names):
+        live = select(packs.c.name, packs.c.key).where(packs.c.name.in_(some), packs.c.state == "live")
+        found.update(db.execute(live).tuples().all())
+    gone = next((name for name in names if name not in found), None)
+    if gone is not None:
+        raise SessionFenced(f"gc has taken the pack {gone} that this commit relies on: commit again")
+    return list(found.values())
+
+
+def _make_live(db: Connection, own: dict[str, int], new: Sequence[NewPack]) -> None:
+    if not new:
+        return
+    now_live = update(packs).where(packs.c.key == bindparam("pack")).values(state="live", session=None)
+    sized = now_live.values(size=bindparam("bytes"), chunks=bindparam("held"))
+    db.execute(sized, [{"pack": own[p.name], "bytes": p.size, "held": len(p.chunks)} for p in new])
+    rows = [
+        {
+            "digest": chunk.digest,
+            "pack": own[pack.name],
+            "offset": chunk.offset,
+            "length": chunk.length,
+            "raw_length": chunk.raw_length,
+            "codec": chunk.codec,
+            "base": chunk.base,
+        }
+        for pack in new
+        for chunk in pack.chunks
+    ]
+    if rows:
+        rows.sort(key=lambda row: row["digest"])  # neighbours in the index go in together
+        db.execute(insert(chunks), rows)
+
+
+def _insert_commit(db: Connection, run: int, new: NewCommit) -> int:
+    parent = select(commits.c.id).where(commits.c.id == new.parent).scalar_subquery()
+    row = insert(commits).values(
+        id=new.id,
+        run=run,
+        step=new.step,
+        parent=parent,
+        created=Clock(),
+        metadata=json.dumps(dict(new.metadata)),
+        content=new.content,
+        document=new.document,
+        leaves=new.leaves,
+        logical_bytes=new.logical_bytes,
+        new_bytes=new.new_bytes,
+    )
+    key = int(db.execute(row.returning(commits.c.key)).scalar_one())
+    db.execute(insert(manifests).values(commit=key, data=new.manifest))
+    return key
