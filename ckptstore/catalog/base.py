@@ -227,7 +227,8 @@ class Catalog(Protocol):
 
     def restore(self, run: str, step: int) -> CommitRecord:
         """Take back the last deletion of a step. Raises StepExists when the step was made anew, RunNotFound, and
-        StepNotFound when no deleted commit is left there."""
+        StepNotFound when no deleted commit is left there.
+        """
 
     # gc
 

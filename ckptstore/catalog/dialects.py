@@ -18,11 +18,11 @@ from ckptstore.errors import CatalogBusy, CatalogError, CkptStoreError, StorageF
 BUSY_SECONDS = 30.0
 """How long a transaction waits for the store's lock."""
 
-_READ = {
+_READ: dict[str, dict[str, Any]] = {
     "sqlite": {"begin": "BEGIN"},
     "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
 }
-_WRITE = {
+_WRITE: dict[str, dict[str, Any]] = {
     "sqlite": {"begin": "BEGIN IMMEDIATE"},
     "postgresql": {"isolation_level": "READ COMMITTED"},
 }
@@ -79,7 +79,7 @@ def lock(connection: Connection) -> None:
 
 
 def prepare_sqlite(url: URL) -> None:
-    """Create the file and its folder if they are missing, in WAL mode: readers and the writer never wait for each other."""
+    """Create the file and its folder if they are missing, in WAL mode: reading never waits for the writer."""
     path = _path(url)
     if os.path.exists(path) and os.path.getsize(path):
         return
@@ -113,10 +113,22 @@ def integrity(connection: Connection) -> list[str]:
     if connection.dialect.name != "sqlite":
         return []
     found = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check")]
-    broken = [
+    return [line for line in found if line != "ok"] + broken_references(connection)
+
+
+def ignore_foreign_keys(connection: Connection) -> None:
+    """Outside of a transaction: SQLite shall not look at foreign keys on this connection; Postgres need not."""
+    if connection.dialect.name == "sqlite":
+        connection.connection.cursor().execute("PRAGMA foreign_keys = OFF")
+
+
+def broken_references(connection: Connection) -> list[str]:
+    """Rows whose foreign key points at nothing, which only SQLite can have."""
+    if connection.dialect.name != "sqlite":
+        return []
+    return [
         f"row {row[1]} of {row[0]} points at nothing" for row in connection.exec_driver_sql("PRAGMA foreign_key_check")
     ]
-    return [line for line in found if line != "ok"] + broken
 
 
 def translated(error: BaseException | None, where: str) -> CkptStoreError:

@@ -43,6 +43,17 @@ class Database:
             dialects.lock(connection)
             yield connection
 
+    @contextmanager
+    def rebuild(self) -> Iterator[Connection]:
+        """`write`, for changing tables: SQLite does it by dropping them, which must not cascade. `close` follows."""
+        with self._errors(), self._engine().connect() as connection:
+            dialects.ignore_foreign_keys(connection)
+            with dialects.writing(connection).begin():
+                dialects.lock(connection)
+                yield connection
+                if broken := dialects.broken_references(connection):
+                    raise CatalogError(f"the migration would break the catalog {self.url}: {broken[0]}")
+
     def prepare(self) -> None:
         """Make the place where tables can be created, if it is missing; a Postgres database must be there already."""
         if self.parsed.get_backend_name() == "sqlite":

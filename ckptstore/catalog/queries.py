@@ -51,7 +51,7 @@ def run_key(db: Connection, run: str) -> int:
     if key is None:
         known = db.execute(select(runs.c.name).order_by(runs.c.created).limit(1000)).scalars()
         raise RunNotFound(f"no run {run!r}; {nearest(run, known)}")
-    return key
+    return int(key)
 
 
 def steps(db: Connection, run: str) -> list[int]:
@@ -141,7 +141,7 @@ def pack_chunks(db: Connection, pack: str) -> list[ChunkLocation]:
 def all_tags(db: Connection, run: str) -> dict[str, int]:
     """Every tag of a run and its step."""
     wanted = select(tags.c.name, commits.c.step).join(commits).join(runs, runs.c.key == tags.c.run)
-    return {name: step for name, step in sorted(db.execute(wanted.where(runs.c.name == run)).tuples())}
+    return dict(sorted(db.execute(wanted.where(runs.c.name == run)).tuples()))
 
 
 def stats(db: Connection, run: str | None) -> CatalogStats:

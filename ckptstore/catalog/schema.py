@@ -36,9 +36,9 @@ _Key = BigInteger().with_variant(Integer, "sqlite")
 _Name = String(32)
 
 
-def _key(of: str, *, on_delete: str | None = None, **options: bool) -> Column[int]:
-    table = of.split(".")[0].removesuffix("s")
-    return Column(table, _Key, ForeignKey(of, ondelete=on_delete), **options)
+def _reference(table: str, *, on_delete: str | None = None, primary: bool = False, index: bool = False) -> Column[int]:
+    target = ForeignKey(f"{table}.key", ondelete=on_delete)
+    return Column(table.removesuffix("s"), _Key, target, primary_key=primary, nullable=False, index=index or None)
 
 
 runs = Table(
@@ -55,7 +55,7 @@ commits = Table(
     metadata,
     Column("key", _Key, primary_key=True),
     Column("id", _Name, nullable=False, unique=True),
-    _key("runs.key", nullable=False),
+    _reference("runs"),
     Column("step", BigInteger, nullable=False),
     Column("parent", _Name, ForeignKey("commits.id", ondelete="SET NULL"), index=True),
     Column("created", Float, nullable=False),
@@ -75,16 +75,16 @@ Index("ix_commits_deleted", commits.c.deleted, sqlite_where=~_live, postgresql_w
 manifests = Table(
     "manifests",
     metadata,
-    _key("commits.key", on_delete="CASCADE", primary_key=True),
+    _reference("commits", on_delete="CASCADE", primary=True),
     Column("data", LargeBinary, nullable=False),
 )
 
 tags = Table(
     "tags",
     metadata,
-    _key("runs.key", primary_key=True),
+    _reference("runs", primary=True),
     Column("name", Text, primary_key=True),
-    _key("commits.key", nullable=False, index=True),
+    _reference("commits", index=True),
 )
 
 sessions = Table(
@@ -119,7 +119,7 @@ chunks = Table(
     "chunks",
     metadata,
     Column("digest", LargeBinary, primary_key=True),
-    _key("packs.key", primary_key=True, index=True),
+    _reference("packs", primary=True, index=True),
     Column("offset", BigInteger, nullable=False),
     Column("length", BigInteger, nullable=False),
     Column("raw_length", BigInteger, nullable=False),
@@ -131,8 +131,8 @@ chunks = Table(
 commit_packs = Table(
     "commit_packs",
     metadata,
-    _key("commits.key", on_delete="CASCADE", primary_key=True),
-    _key("packs.key", primary_key=True, index=True),
+    _reference("commits", on_delete="CASCADE", primary=True),
+    _reference("packs", primary=True, index=True),
     sqlite_with_rowid=False,
 )
 
@@ -140,6 +140,6 @@ pins = Table(
     "pins",
     metadata,
     Column("session", _Name, ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True),
-    _key("packs.key", primary_key=True, index=True),
+    _reference("packs", primary=True, index=True),
     sqlite_with_rowid=False,
 )

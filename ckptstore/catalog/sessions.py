@@ -112,7 +112,7 @@ def _fenced(session: str) -> SessionFenced:
 def _run(db: Connection, new: NewCommit) -> int:
     found = db.execute(select(runs.c.key).where(runs.c.name == new.run)).scalar()
     if found is not None:
-        return found
+        return int(found)
     forked = select(commits.c.id).where(commits.c.id == new.parent).scalar_subquery()
     made = insert(runs).values(name=new.run, created=Clock(), forked_from=forked)
     return int(db.execute(made.returning(runs.c.key)).scalar_one())
@@ -148,22 +148,21 @@ def _make_live(db: Connection, own: dict[str, int], new: Sequence[NewPack]) -> N
     now_live = update(packs).where(packs.c.key == bindparam("pack")).values(state="live", session=None)
     sized = now_live.values(size=bindparam("bytes"), chunks=bindparam("held"))
     db.execute(sized, [{"pack": own[p.name], "bytes": p.size, "held": len(p.chunks)} for p in new])
-    rows = [
-        {
-            "digest": chunk.digest,
-            "pack": own[pack.name],
-            "offset": chunk.offset,
-            "length": chunk.length,
-            "raw_length": chunk.raw_length,
-            "codec": chunk.codec,
-            "base": chunk.base,
-        }
-        for pack in new
-        for chunk in pack.chunks
-    ]
+    rows = [_chunk_row(chunk, own[pack.name]) for pack in new for chunk in pack.chunks]
     if rows:
-        rows.sort(key=lambda row: row["digest"])  # neighbours in the index go in together
         db.execute(insert(chunks), rows)
+
+
+def _chunk_row(chunk: ChunkLocation, pack: int) -> dict[str, object]:
+    return {
+        "digest": chunk.digest,
+        "pack": pack,
+        "offset": chunk.offset,
+        "length": chunk.length,
+        "raw_length": chunk.raw_length,
+        "codec": chunk.codec,
+        "base": chunk.base,
+    }
 
 
 def _insert_commit(db: Connection, run: int, new: NewCommit) -> int:

@@ -1,0 +1,1 @@
+"""The history of the catalog's schema, as Alembic revisions; installed as `ckptstore._migrations`."""

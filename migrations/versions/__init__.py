@@ -1,0 +1,1 @@
+"""One module a revision, its id an ordered, zero-padded number."""
