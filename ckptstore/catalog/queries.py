@@ -124,10 +124,12 @@ def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocatio
 
 def all_packs(db: Connection, commit: str | None) -> list[PackRecord]:
     """Packs that are not deleted, of the store or of one commit."""
-    needed_by = select(func.count()).where(commit_packs.c.pack == packs.c.key).scalar_subquery()
+    users = commit_packs.alias()
+    needed_by = select(func.count()).where(users.c.pack == packs.c.key).scalar_subquery()
     wanted = select(packs.c.name, packs.c.state, packs.c.size, packs.c.created, needed_by)
     if commit is not None:
-        wanted = wanted.join(commit_packs).join(commits).where(commits.c.id == commit)
+        wanted = wanted.select_from(packs).join(commit_packs).join(commits, commits.c.key == commit_packs.c.commit)
+        wanted = wanted.where(commits.c.id == commit)
     found = db.execute(wanted.where(packs.c.state != "deleted").order_by(packs.c.key))
     return [PackRecord(*row) for row in found]
 
@@ -140,8 +142,8 @@ def pack_chunks(db: Connection, pack: str) -> list[ChunkLocation]:
 
 def all_tags(db: Connection, run: str) -> dict[str, int]:
     """Every tag of a run and its step."""
-    wanted = select(tags.c.name, commits.c.step).join(commits).join(runs, runs.c.key == tags.c.run)
-    return dict(sorted(db.execute(wanted.where(runs.c.name == run)).tuples()))
+    wanted = select(tags.c.name, commits.c.step).select_from(tags).join(commits).join(runs, runs.c.key == tags.c.run)
+    return dict(sorted(db.execute(wanted.where(runs.c.name == run))))
 
 
 def stats(db: Connection, run: str | None) -> CatalogStats:
@@ -176,7 +178,8 @@ def stats(db: Connection, run: str | None) -> CatalogStats:
 
 def check(db: Connection) -> list[str]:
     """Commits that rely on packs which are not live."""
-    wanted = select(commits.c.id, packs.c.name, packs.c.state).select_from(commit_packs).join(commits).join(packs)
+    wanted = select(commits.c.id, packs.c.name, packs.c.state).select_from(commit_packs)
+    wanted = wanted.join(commits).join(packs, packs.c.key == commit_packs.c.pack)
     found = db.execute(wanted.where(packs.c.state != "live"))
     return [f"commit {commit} needs the pack {pack}, which is {state}" for commit, pack, state in found]
 

@@ -123,7 +123,7 @@ def _own_packs(db: Connection, session: str, new: Sequence[NewPack]) -> dict[str
     for names in queries.batched([pack.name for pack in new]):
         wanted = select(packs.c.name, packs.c.key).where(packs.c.name.in_(names))
         ours = wanted.where(packs.c.state == "pending", packs.c.session == session)
-        found.update(db.execute(ours).tuples().all())
+        found.update(db.execute(ours).all())
     lost = next((pack.name for pack in new if pack.name not in found), None)
     if lost is not None:
         raise SessionFenced(f"the pack {lost} is not reserved by the session {session}: commit again")
@@ -135,7 +135,7 @@ def _live_packs(db: Connection, uses: Sequence[str]) -> list[int]:
     found: dict[str, int] = {}
     for some in queries.batched(names):
         live = select(packs.c.name, packs.c.key).where(packs.c.name.in_(some), packs.c.state == "live")
-        found.update(db.execute(live).tuples().all())
+        found.update(db.execute(live).all())
     gone = next((name for name in names if name not in found), None)
     if gone is not None:
         raise SessionFenced(f"gc has taken the pack {gone} that this commit relies on: commit again")

@@ -1,0 +1,1 @@
+"""What a new storage or catalog is tested with."""

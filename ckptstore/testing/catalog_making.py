@@ -1,0 +1,76 @@
+"""Short ways to make commits in a catalog that has no storage beneath it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptstore.catalog.base import Catalog, ChunkLocation, CommitRecord, NewCommit, NewPack
+
+LEASE = 3600.0
+
+
+def digest(name: str) -> bytes:
+    """A 16-byte digest that is easily told apart."""
+    return name.encode().ljust(16, b"\0")
+
+
+def new_pack(*names: str) -> NewPack:
+    """A pack with a random name and a chunk of 10 bytes for each name."""
+    pack = uuid.uuid4().hex
+    chunks = [ChunkLocation(digest(name), pack, 64 + 10 * i, 10, 20, 1, b"") for i, name in enumerate(names)]
+    return NewPack(pack, 100 + 10 * len(names), chunks)
+
+
+def new_commit(
+    step: int = 0,
+    packs: Sequence[NewPack] = (),
+    uses: Sequence[str] = (),
+    *,
+    run: str = "main",
+    parent: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    content: str | None = None,
+) -> NewCommit:
+    """A commit with a random id; its content is its step's unless one is named."""
+    name = uuid.uuid4().hex
+    return NewCommit(
+        id=name,
+        run=run,
+        step=step,
+        parent=parent,
+        metadata=metadata or {},
+        content=digest(content or f"state {step}"),
+        document=f"manifests/{run}/{step}-{name}",
+        manifest=f"manifest of {name}".encode(),
+        leaves=3,
+        logical_bytes=1000,
+        new_bytes=100,
+        packs=packs,
+        uses=uses,
+    )
+
+
+def begin(catalog: Catalog, new: NewCommit) -> str:
+    """A session that has reserved what `new` brings; only the commit is left to do."""
+    session = catalog.open_session(LEASE)
+    catalog.reserve(session, [pack.name for pack in new.packs], document=new.document)
+    return session
+
+
+def make(catalog: Catalog, new: NewCommit) -> CommitRecord:
+    """The whole of a commit."""
+    return catalog.commit(begin(catalog, new), new)
+
+
+def collect(catalog: Catalog, grace: float = 0.0) -> tuple[list[str], list[str]]:
+    """One gc round to its end; the documents and the packs that went."""
+    gone = catalog.condemn(grace)
+    catalog.settle(gone)
+    return sorted(gone.documents), sorted(gone.packs)
+
+
+def states(catalog: Catalog) -> dict[str, str]:
+    """The state of each pack that is not deleted."""
+    return {pack.name: pack.state for pack in catalog.packs()}

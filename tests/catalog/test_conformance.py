@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptstore.catalog.catalog import SqlCatalog, open_catalog
+from ckptstore.testing.catalog import CatalogConformance
+
+
+class TestSqlite(CatalogConformance):
+    @pytest.fixture
+    def reopen(self, tmp_path: Path) -> Callable[[], SqlCatalog]:
+        return lambda: open_catalog(f"sqlite:///{tmp_path}/catalog.sqlite", create=True)
