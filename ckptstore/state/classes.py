@@ -1,0 +1,91 @@
+"""The names of classes, and the classes of names, without ever importing a module or running its code."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import sys
+from types import MemberDescriptorType
+
+from ckptstore.errors import UnknownType
+
+
+def class_name(cls: type) -> str | None:
+    """`module:qualname` of a class that can be found again under it, or None."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    return name if _find(name) is cls else None
+
+
+def find_class(name: str, path: str) -> type:
+    """The class of a name, from a module that this process has imported. Raises UnknownType."""
+    found = _find(name)
+    if not isinstance(found, type):
+        module, _, qualname = name.partition(":")
+        raise UnknownType(f"{path!r} needs the class {qualname}: import {module} first, which must define it")
+    return found
+
+
+def find_enum(name: str, path: str) -> type[enum.Enum]:
+    """The Enum of a name. Raises UnknownType."""
+    found = find_class(name, path)
+    if not issubclass(found, enum.Enum):
+        raise UnknownType(f"{path!r} needs the Enum {name}, but that is another class now")
+    return found
+
+
+def find_namedtuple(name: str, path: str, fields: tuple[str, ...]) -> type[tuple[object, ...]]:
+    """The namedtuple of a name and fields. Raises UnknownType."""
+    found = find_class(name, path)
+    if not is_namedtuple(found) or getattr(found, "_fields", ()) != fields:
+        raise UnknownType(f"{path!r} needs the namedtuple {name} with fields {list(fields)}, but that is another now")
+    return found
+
+
+def find_dataclass(name: str, path: str) -> type:
+    """The dataclass of a name. Raises UnknownType."""
+    found = find_class(name, path)
+    if not dataclasses.is_dataclass(found):
+        raise UnknownType(f"{path!r} needs the dataclass {name}, but that is another class now")
+    return found
+
+
+def is_namedtuple(cls: type) -> bool:
+    """Whether instances are tuples with named fields and nothing else."""
+    fields = getattr(cls, "_fields", None)
+    return issubclass(cls, tuple) and isinstance(fields, tuple) and callable(getattr(cls, "_make", None))
+
+
+def attributes_of(instance: object) -> dict[str, object]:
+    """All that a dataclass's instance holds, fields first, without running a property."""
+    held = dict(getattr(instance, "__dict__", {}))
+    ordered = {}
+    for field in dataclasses.fields(instance):  # type: ignore[arg-type]
+        if field.name in held:
+            ordered[field.name] = held.pop(field.name)
+        elif _slot(type(instance), field.name) and hasattr(instance, field.name):
+            ordered[field.name] = object.__getattribute__(instance, field.name)
+    return ordered | held
+
+
+def with_attributes(cls: type, attributes: dict[str, object]) -> object:
+    """An instance that holds `attributes`, made without running the class's code."""
+    instance: object = object.__new__(cls)
+    for name, value in attributes.items():
+        if _slot(cls, name):
+            object.__setattr__(instance, name, value)
+        else:
+            vars(instance)[name] = value
+    return instance
+
+
+def _slot(cls: type, name: str) -> bool:
+    found = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+    return isinstance(found, MemberDescriptorType)
+
+
+def _find(name: str) -> object:
+    module, _, qualname = name.partition(":")
+    found: object = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found

@@ -1,0 +1,119 @@
+"""Tensors that are made of dense ones: sparse and quantised. The parts share memory with the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ckptstore.errors import UnsupportedLeaf
+from ckptstore.format.manifest import Container
+from ckptstore.state.dtypes import dtype_name, torch_dtype
+from ckptstore.state.tensors import as_tracked
+
+_COMPRESSED: dict[torch.layout, tuple[str, str, str]] = {
+    torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),
+    torch.sparse_csc: ("sparse_csc", "ccol_indices", "row_indices"),
+    torch.sparse_bsr: ("sparse_bsr", "crow_indices", "col_indices"),
+    torch.sparse_bsc: ("sparse_bsc", "ccol_indices", "row_indices"),
+}
+_COMPRESSED_LAYOUTS = {names[0]: layout for layout, names in _COMPRESSED.items()}
+_QUANTISED_AS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
+KINDS = frozenset({"sparse_coo", "quantized_per_tensor", "quantized_per_channel", *_COMPRESSED_LAYOUTS})
+
+Opened = tuple[Container, Sequence[Tensor]]
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor is plain memory with strides."""
+    plain = tensor.layout is torch.strided and not tensor.is_quantized
+    return plain and not tensor.is_meta and not tensor.is_nested
+
+
+def open_composite(tensor: Tensor, path: str) -> Opened:
+    """A tensor that is not dense, as a container of dense ones. Raises UnsupportedLeaf."""
+    if tensor.is_meta:
+        raise UnsupportedLeaf(path, "a tensor on the meta device", "it has no data: materialise it first")
+    bare = tensor.detach()
+    if tensor.is_quantized:
+        opened = _open_quantised(bare, path)
+    elif tensor.layout is torch.sparse_coo:
+        attributes = {"size": list(bare.shape), "coalesced": bare.is_coalesced()}
+        opened = _container("sparse_coo", attributes, indices=bare._indices(), values=bare._values())  # noqa: SLF001 - also of one not coalesced
+    elif tensor.layout in _COMPRESSED:
+        opened = _open_compressed(bare)
+    else:
+        form = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise UnsupportedLeaf(path, f"a tensor of layout {form}", "convert it to a dense one")
+    if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+        tracked = {"requires_grad": tensor.requires_grad, "parameter": isinstance(tensor, torch.nn.Parameter)}
+        opened[0].attributes.update(tracked)
+    return opened
+
+
+def build_composite(container: Container, parts: Mapping[str, Any]) -> Tensor:
+    """The tensor of a container and its parts."""
+    attributes = container.attributes
+    if container.kind == "sparse_coo":
+        coalesced = attributes["coalesced"]
+        size = attributes["size"]
+        made = torch.sparse_coo_tensor(
+            parts["indices"], parts["values"], size, is_coalesced=coalesced, check_invariants=True
+        )
+    elif container.kind in _COMPRESSED_LAYOUTS:
+        layout = _COMPRESSED_LAYOUTS[container.kind]
+        _, compressed, plain = _COMPRESSED[layout]
+        made = torch.sparse_compressed_tensor(
+            parts[compressed], parts[plain], parts["values"], attributes["size"], layout=layout, check_invariants=True
+        )
+    else:
+        made = _build_quantised(container, parts)
+    return as_tracked(
+        made, parameter=attributes.get("parameter", False), requires_grad=attributes.get("requires_grad", False)
+    )
+
+
+def _open_compressed(tensor: Tensor) -> Opened:
+    kind, compressed, plain = _COMPRESSED[tensor.layout]
+    indices = {compressed: getattr(tensor, compressed)(), plain: getattr(tensor, plain)()}
+    return _container(kind, {"size": list(tensor.shape)}, **indices, values=tensor.values())
+
+
+def _open_quantised(tensor: Tensor, path: str) -> Opened:
+    if tensor.dtype not in _QUANTISED_AS:
+        raise UnsupportedLeaf(path, f"a tensor of dtype {dtype_name(tensor.dtype)}", "store its int_repr() and scales")
+    integers = torch.empty(0, dtype=_QUANTISED_AS[tensor.dtype], device=tensor.device).set_(
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+    attributes: dict[str, Any] = {"dtype": dtype_name(tensor.dtype)}
+    if tensor.qscheme() is torch.per_tensor_affine:
+        attributes |= {"scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
+        return _container("quantized_per_tensor", attributes, int_repr=integers)
+    attributes["axis"] = tensor.q_per_channel_axis()
+    scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+    return _container("quantized_per_channel", attributes, int_repr=integers, scales=scales, zero_points=zero_points)
+
+
+def _build_quantised(container: Container, parts: Mapping[str, Any]) -> Tensor:
+    attributes, integers = container.attributes, parts["int_repr"]
+    made: Tensor
+    if container.kind == "quantized_per_tensor":
+        scale, zero_point = attributes["scale"], attributes["zero_point"]
+        made = torch._empty_affine_quantized(  # noqa: SLF001 - takes its bytes below
+            integers.shape, scale=scale, zero_point=zero_point, dtype=torch_dtype(attributes["dtype"])
+        )
+    else:
+        made = torch._empty_per_channel_affine_quantized(  # noqa: SLF001 - likewise
+            integers.shape,
+            scales=parts["scales"],
+            zero_points=parts["zero_points"],
+            axis=attributes["axis"],
+            dtype=torch_dtype(attributes["dtype"]),
+        )
+    return made.set_(integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride())
+
+
+def _container(kind: str, attributes: dict[str, Any], **parts: Tensor) -> Opened:
+    return Container(kind, tuple(parts), attributes=attributes), tuple(parts.values())

@@ -1,0 +1,46 @@
+"""Stateful objects for what has none of its own: plain values, and the random number generators."""
+
+from __future__ import annotations
+
+import random
+from collections import UserDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class StateDict(UserDict[str, Any]):
+    """A dict that is a stateful: `StateDict(epoch=0, position=0)` in an app state is filled in place by a checkout."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its items."""
+        return self.data
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take these items in place of all others."""
+        self.data = dict(state_dict)
+
+
+class RNGState:
+    """The global random number generators: Python's, numpy's, torch's on the CPU and on every CUDA device."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every generator now."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - the global generator is meant
+            "torch": torch.get_rng_state(),
+            "cuda": cuda,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set every generator; CUDA devices that are not here, or were not, are left alone."""
+        random.setstate(state_dict["python"])
+        np.random.set_state(state_dict["numpy"])  # noqa: NPY002 - likewise
+        torch.set_rng_state(state_dict["torch"])
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        for device, state in enumerate(state_dict["cuda"][:devices]):
+            torch.cuda.set_rng_state(state, device)

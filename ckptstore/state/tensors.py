@@ -1,0 +1,223 @@
+"""Dense arrays as bytes: torch tensors of every dtype, layout in memory and device, and numpy arrays.
+
+Bytes are row-major and as they lie in memory: little-endian, or what a numpy dtype says. Most exotic dtypes lack
+kernels, so that all copies go through integers of the same width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ckptstore.format.grid import Index
+from ckptstore.format.manifest import TensorEntry
+from ckptstore.state.dtypes import dtype_name, numpy_dtype, torch_dtype
+
+Array = Tensor | np.ndarray[Any, Any]
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorLeaf:
+    """A dense array of an app state, with the fields that its `TensorEntry` will have."""
+
+    tensor: Array
+
+    @property
+    def library(self) -> Literal["torch", "numpy"]:
+        """Whose array it is."""
+        return "torch" if isinstance(self.tensor, Tensor) else "numpy"
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype, see `dtypes.dtype_name`."""
+        return dtype_name(self.tensor.dtype)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.tensor.itemsize
+
+    @property
+    def shape(self) -> Index:
+        """Extents of the dims."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements that it shows."""
+        return self.tensor.nbytes
+
+    @property
+    def order(self) -> Index | None:
+        """Dims from the slowest to the fastest in memory, for a dense array that is not row-major."""
+        return _order(self.tensor)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd tracks it."""
+        return isinstance(self.tensor, Tensor) and self.tensor.requires_grad
+
+    @property
+    def parameter(self) -> bool:
+        """Whether it is an `nn.Parameter`."""
+        return isinstance(self.tensor, torch.nn.Parameter)
+
+
+def plain_bytes(array: Array) -> memoryview | None:
+    """The array's own memory as bytes when it is row-major on the CPU, else None."""
+    if isinstance(array, Tensor):
+        if not array.is_cpu or not array.is_contiguous() or _is_lazy(array):
+            return None
+        words = _words(array).numpy()
+    elif array.flags.c_contiguous:
+        words = array
+    else:
+        return None
+    return words.reshape(-1).view(np.uint8).data if words.nbytes else memoryview(bytearray())
+
+
+def writable_bytes(array: Array) -> memoryview | None:
+    """`plain_bytes` when these can be written, else None."""
+    found = plain_bytes(array)
+    return None if found is None or found.readonly else found
+
+
+def chunk_bytes(array: Array, start: Index, stop: Index) -> memoryview:
+    """The row-major bytes of `array[start:stop]`: the array's own memory when they lie there so, else one copy."""
+    box = _box(start, stop)
+    if isinstance(array, Tensor):
+        region = array.detach()[box].resolve_conj().resolve_neg()
+        dense = _words(region).contiguous().cpu().numpy()
+    else:
+        dense = np.ascontiguousarray(_void(array)[box])
+    return dense.reshape(-1).view(np.uint8).data if dense.nbytes else memoryview(b"")
+
+
+def write_box(array: Array, start: Index, stop: Index, data: memoryview) -> None:
+    """Copy row-major bytes into `array[start:stop]`, whatever its layout and device."""
+    box = _box(start, stop)
+    if not len(data):
+        return
+    if not isinstance(array, Tensor):
+        _fill(_void(array)[box], data)
+        return
+    region = array.detach()[box]
+    lazy = _is_lazy(region)
+    if region.is_cpu and not lazy:
+        _fill(_words(region).numpy(), data)
+        return
+    dense = torch.empty(region.shape, dtype=region.dtype)
+    _fill(_words(dense).numpy(), data)
+    if lazy:
+        region.copy_(dense)
+    else:
+        _words(region).copy_(_words(dense))
+
+
+def allocate(entry: TensorEntry) -> Array:
+    """An array of an entry's dtype, shape and order in memory, with undefined content. Raises UnknownType."""
+    order = entry.order or tuple(range(len(entry.shape)))
+    extents = [entry.shape[dim] for dim in order]
+    places = sorted(range(len(order)), key=order.__getitem__)
+    if entry.library == "torch":
+        return torch.empty(extents, dtype=torch_dtype(entry.dtype)).permute(places)
+    return np.empty(extents, numpy_dtype(entry.dtype)).transpose(places)
+
+
+def finish(array: Array, entry: TensorEntry) -> Array:
+    """What an entry was: the filled array as a Parameter, or tracked by autograd."""
+    if not isinstance(array, Tensor):
+        return array
+    return as_tracked(array, parameter=entry.parameter, requires_grad=entry.requires_grad)
+
+
+def as_tracked(tensor: Tensor, *, parameter: bool, requires_grad: bool) -> Tensor:
+    """`tensor` as a Parameter, or tracked by autograd."""
+    if parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def check_fits(path: str, entry: TensorEntry, target: object) -> str | None:
+    """What keeps a target from taking an entry's bytes in place, or None."""
+    if not isinstance(target, Tensor | np.ndarray):
+        return f"{path}: {_form(entry)} in the commit, a {type(target).__name__} in the target"
+    leaf = TensorLeaf(target)
+    if (leaf.library, leaf.dtype, leaf.shape) != (entry.library, entry.dtype, entry.shape):
+        return f"{path}: {_form(entry)} in the commit, {_form(leaf)} in the target"
+    if isinstance(target, np.ndarray) and not target.flags.writeable:
+        return f"{path}: the target is read-only"
+    strides = target.stride() if isinstance(target, Tensor) else target.strides
+    if any(stride == 0 and extent > 1 for stride, extent in zip(strides, leaf.shape, strict=True)):
+        return f"{path}: elements of the target share memory, as in an expanded tensor"
+    return None
+
+
+def pointer(array: Array) -> int:
+    """Where the first element lies: equal for arrays with the same `identity`."""
+    return array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data
+
+
+def identity(array: Array) -> Hashable:
+    """Equal for two arrays that show the same memory in the same way; lasts as long as the arrays."""
+    if not array.nbytes:
+        return id(array)
+    if not isinstance(array, Tensor):
+        return pointer(array), array.shape, array.strides, dtype_name(array.dtype)
+    form = array.shape, array.stride(), array.dtype, array.device, array.is_conj(), array.is_neg()
+    return pointer(array), form, array.requires_grad, type(array)
+
+
+def _box(start: Index, stop: Index) -> Any:
+    return *map(slice, start, stop), ...
+
+
+def _form(leaf: TensorEntry | TensorLeaf) -> str:
+    library = "" if leaf.library == "torch" else "numpy "
+    return f"{library}{leaf.dtype}{list(leaf.shape)}"
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The same memory as integers; those of 16-byte elements have one more dim."""
+    tensor = tensor.detach()
+    if tensor.dtype is torch.complex128:
+        return torch.view_as_real(tensor).view(torch.int64)
+    return tensor.view(_WORDS[tensor.itemsize])
+
+
+def _void(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.view(np.dtype((np.void, array.itemsize)))
+
+
+def _fill(words: np.ndarray[Any, Any], data: memoryview) -> None:
+    words[...] = np.frombuffer(data, words.dtype).reshape(words.shape)
+
+
+def _order(array: Array) -> Index | None:
+    if isinstance(array, Tensor):
+        if array.is_contiguous():
+            return None
+        strides = array.stride()
+        unit = 1
+    elif array.flags.c_contiguous:
+        return None
+    else:
+        strides, unit = array.strides, array.itemsize
+    order = tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
+    for dim in reversed(order):
+        if array.shape[dim] > 1:
+            if strides[dim] != unit:
+                return None
+            unit *= array.shape[dim]
+    return None if order == tuple(range(len(order))) else order

@@ -1,0 +1,221 @@
+"""An app state as logical paths and leaves, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ckptstore.errors import InvalidArgument, PathNotFound, StateError, UnsupportedLeaf, nearest
+from ckptstore.format.manifest import Container, Value
+from ckptstore.state import composites
+from ckptstore.state.containers import build_container, open_container
+from ckptstore.state.dtypes import dtype_name
+from ckptstore.state.paths import matches, segment
+from ckptstore.state.tensors import TensorLeaf, identity, pointer
+from ckptstore.state.values import decode, encode, is_plain, type_name
+
+_MOST_NESTED = 128
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A flattened state.
+
+    Attributes:
+        leaves: path → array or encoded value, in the order of the state.
+        containers: path → inner node; "" is the root.
+        aliases: groups of paths that show the same memory in the same way.
+    """
+
+    leaves: dict[str, TensorLeaf | Value]
+    containers: dict[str, Container]
+    aliases: tuple[tuple[str, ...], ...]
+
+
+def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False) -> Flat:
+    """Every leaf of a state; tensors are not copied. Objects with state_dict and load_state_dict stand for theirs.
+
+    Raises:
+        InvalidArgument: `app_state` is no mapping with str keys.
+        UnsupportedLeaf: a leaf of a type that has no encoding; with `allow_pickle`, only one that cannot be pickled.
+        StateError: a state that contains itself.
+    """
+    walk = _Walk(allow_pickle)
+    walk.enter(_checked(app_state), "")
+    return Flat(walk.leaves, walk.containers, walk.aliases())
+
+
+def find_stateful(app_state: Mapping[str, object]) -> dict[str, Any]:
+    """Path → object of every stateful that is not part of another one's state. Raises as `flatten` does."""
+    walk = _Walk(allow_pickle=True, into_stateful=False)
+    walk.enter(_checked(app_state), "")
+    return walk.stateful
+
+
+def unflatten(
+    containers: Mapping[str, Container],
+    leaves: Mapping[str, object],
+    *,
+    root: str = "",
+    allow_pickle: bool = False,
+) -> Any:
+    """The state beneath `root`, of leaves that are decoded already.
+
+    Leaves may be absent: mappings then lack their keys, sequences, records and composite tensors become dicts of what
+    is there, and containers of which nothing is there vanish, except those that were empty.
+
+    Raises:
+        PathNotFound: nothing is at `root`.
+        UnknownType: a dataclass or namedtuple that this process has not imported.
+    """
+    found = _Build(containers, leaves, allow_pickle).at(root)
+    if found is _ABSENT:
+        raise PathNotFound(f"nothing is at {root!r}; {nearest(root, leaves)}")
+    return found
+
+
+def narrow(containers: Mapping[str, Container], globs: Iterable[str]) -> dict[str, Container]:
+    """The containers without the empty ones that no glob selects."""
+    wanted = tuple(globs)
+    return {
+        path: container
+        for path, container in containers.items()
+        if container.keys or any(matches(path, glob) for glob in wanted)
+    }
+
+
+def is_stateful(value: object) -> bool:
+    """Whether an object is stored as its state_dict()."""
+    if isinstance(value, dict | torch.Tensor | type):
+        return False
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _checked(app_state: object) -> dict[str, object]:
+    if not isinstance(app_state, Mapping):
+        raise InvalidArgument(f"the app state is a {type_name(app_state)}: give a dict of names")
+    for key in app_state:
+        if type(key) is not str:
+            raise InvalidArgument(f"the app state has the key {key!r}: give names that are str")
+    return dict(app_state)
+
+
+@dataclass(slots=True)
+class _Walk:
+    allow_pickle: bool
+    into_stateful: bool = True
+    leaves: dict[str, TensorLeaf | Value] = field(default_factory=dict)
+    containers: dict[str, Container] = field(default_factory=dict)
+    stateful: dict[str, object] = field(default_factory=dict)
+    _at_pointer: dict[int, list[str]] = field(default_factory=dict)
+    _open: set[int] = field(default_factory=set)
+
+    def visit(self, value: Any, path: str) -> None:
+        cls = type(value)
+        if cls in _TENSORS:
+            self._tensor(value, path)
+        elif cls is np.ndarray:
+            self._numpy(value, path)
+        elif is_plain(value):
+            self.leaves[path] = encode(value, path)
+        else:
+            self._inner(value, path)
+
+    def enter(self, value: Any, path: str) -> None:
+        if is_stateful(value):
+            self.stateful[path] = value
+            if self.into_stateful:
+                self.visit(value.state_dict(), path)
+            return
+        opened = open_container(value, path)
+        if opened is not None:
+            self._children(opened, path)
+        else:
+            self._unknown(value, path)
+
+    def aliases(self) -> tuple[tuple[str, ...], ...]:
+        groups: dict[Any, list[str]] = {}
+        for paths in self._at_pointer.values():
+            if len(paths) > 1:
+                for path in paths:
+                    groups.setdefault(identity(self.leaves[path].tensor), []).append(path)
+        return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+    def _inner(self, value: Any, path: str) -> None:
+        if id(value) in self._open:
+            raise StateError(f"the state contains itself at {path!r}: a cycle cannot be stored")
+        if len(self._open) >= _MOST_NESTED:
+            raise StateError(f"the state is nested deeper than {_MOST_NESTED} levels at {path!r}")
+        self._open.add(id(value))
+        self.enter(value, path)
+        self._open.discard(id(value))
+
+    def _children(self, opened: tuple[Container, Sequence[object]], path: str) -> None:
+        container, children = opened
+        self.containers[path] = container
+        prefix = f"{path}/" if path else ""
+        segments = [segment(key) for key in container.keys]
+        if len(set(segments)) < len(segments):
+            raise StateError(f"{path!r} has several keys that are equal once stored, such as NaN")
+        for name, child in zip(segments, children, strict=True):
+            self.visit(child, prefix + name)
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> None:
+        if composites.is_dense(tensor):
+            self._array(tensor, path)
+        else:
+            self._children(composites.open_composite(tensor, path), path)
+
+    def _numpy(self, array: np.ndarray[Any, Any], path: str) -> None:
+        try:
+            dtype_name(array.dtype)
+        except TypeError as error:
+            raise UnsupportedLeaf(path, "a numpy array", f"{error}: store plain values or numbers") from None
+        self._array(array, path)
+
+    def _array(self, array: Any, path: str) -> None:
+        self.leaves[path] = TensorLeaf(array)
+        self._at_pointer.setdefault(pointer(array), []).append(path)
+
+    def _unknown(self, value: Any, path: str) -> None:
+        if isinstance(value, torch.Tensor) and not self.allow_pickle:
+            raise UnsupportedLeaf(path, type_name(value), "a tensor subclass: store its local, plain tensors")
+        if isinstance(value, np.ndarray) and not self.allow_pickle:
+            raise UnsupportedLeaf(path, type_name(value), "a numpy subclass: store what view(np.ndarray) gives")
+        self.leaves[path] = encode(value, path, allow_pickle=self.allow_pickle)
+
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    containers: Mapping[str, Container]
+    leaves: Mapping[str, object]
+    allow_pickle: bool
+
+    def at(self, path: str) -> Any:
+        if path in self.leaves:
+            return self.leaves[path]
+        container = self.containers.get(path)
+        if container is None:
+            return _ABSENT
+        children = dict(self._children(container, path))
+        if container.keys and not children:
+            return _ABSENT
+        if container.kind not in composites.KINDS:
+            return build_container(container, children, path, allow_pickle=self.allow_pickle)
+        complete = len(children) == len(container.keys)
+        return composites.build_composite(container, children) if complete else children
+
+    def _children(self, container: Container, path: str) -> Iterator[tuple[Any, Any]]:
+        prefix = f"{path}/" if path else ""
+        for key in container.keys:
+            child = self.at(prefix + segment(key))
+            if child is not _ABSENT:
+                yield key if type(key) is str else decode(key, path, allow_pickle=self.allow_pickle), child

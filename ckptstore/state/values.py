@@ -1,0 +1,141 @@
+"""Plain Python values to and from their encoded form, exactly; see `ckptstore.format.manifest.Value`.
+
+Types are taken at their word: a bool is no int, an IntEnum no int, and a subclass that is not known is refused
+instead of being stored as what it derives from. Decoding imports no module and runs no code of a stored class.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ckptstore.errors import CorruptData, PickleRefused, UnknownType, UnsupportedLeaf
+from ckptstore.format.manifest import Value
+from ckptstore.state.kinds import Kind, kind_named, kind_of
+
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+_SEQUENCES = frozenset({list, tuple, set, frozenset})
+_MAPPINGS = frozenset({"dict", "OrderedDict"})
+_SETS = frozenset({"set", "frozenset"})
+_MOST_NESTED = 32
+_LEAST_INT, _MOST_INT = -(1 << 63), (1 << 64) - 1
+_ADVICE = "store plain values and tensors, give its class state_dict and load_state_dict, or pass allow_pickle=True"
+
+_sort_key = msgspec.msgpack.encode
+
+
+def is_plain(value: object, depth: int = 0) -> bool:
+    """Whether a value is one leaf: a scalar of a known kind, or a sequence or set of such, not nested too deeply."""
+    cls = type(value)
+    if cls in _SEQUENCES:
+        types = set(map(type, value))  # type: ignore[call-overload]
+        within = depth < _MOST_NESTED
+        return types <= _SCALARS or (within and all(is_plain(item, depth + 1) for item in value))  # type: ignore[attr-defined]
+    if cls in _SCALARS:
+        return True
+    kind = kind_of(value)
+    return kind is not None and kind.name not in _MAPPINGS
+
+
+def encode(value: object, path: str, *, allow_pickle: bool = False) -> Value:
+    """The encoded form of a plain value. Raises UnsupportedLeaf naming the path and type."""
+    cls = type(value)
+    if value is None or cls is bool or cls is bytes:
+        return value
+    if cls is list:
+        return [encode(item, path, allow_pickle=allow_pickle) for item in value]  # type: ignore[attr-defined]
+    if cls in _SCALARS:
+        return _encode_scalar(value)
+    kind = kind_of(value)
+    if kind is not None:
+        return _encode_kind(kind, value, path)
+    if allow_pickle:
+        return {"pickle": _pickled(value, path)}
+    raise UnsupportedLeaf(path, type_name(value), _ADVICE)
+
+
+def decode(encoded: Value, path: str, *, allow_pickle: bool = False) -> object:
+    """The value of an encoded form.
+
+    Raises:
+        PickleRefused: a pickle, and `allow_pickle` was not given.
+        UnknownType: a class that this process has not imported, or a kind of a newer ckptstore.
+        CorruptData: no encoded form at all.
+    """
+    if type(encoded) is list:
+        return [decode(item, path, allow_pickle=allow_pickle) for item in encoded]
+    if type(encoded) is not dict:
+        return encoded
+    if len(encoded) != 1:
+        raise CorruptData(f"{path!r}: its value is no encoded one")
+    ((name, inner),) = encoded.items()
+    if name == "pickle":
+        return _unpickled(inner, path, allow_pickle=allow_pickle)
+    try:
+        if name in _SPECIAL:
+            return _SPECIAL[name](inner)
+        kind = kind_named(name)
+        if kind is not None:
+            return kind.unpack(decode(inner, path, allow_pickle=allow_pickle), path)
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, struct.error) as error:
+        raise CorruptData(f"{path!r}: its {name} is damaged: {error}") from error
+    raise UnknownType(f"{path!r} is a {name!r}, which this version of ckptstore does not know: use a newer one")
+
+
+def type_name(value: object) -> str:
+    """How messages name a value's type."""
+    cls = type(value)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _encode_scalar(value: Any) -> Value:
+    """An int, float or str, in a form of its own where msgpack has none or where NaN would not equal itself."""
+    if type(value) is int and not _LEAST_INT <= value <= _MOST_INT:
+        return {"int": hex(value)}
+    if type(value) is float and math.isnan(value):
+        return {"float": struct.pack(">d", value).hex()}
+    if type(value) is str and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return {"str": value.encode("utf-8", "surrogatepass")}
+    return value
+
+
+_SPECIAL: dict[str, Callable[[Any], object]] = {
+    "int": lambda told: int(told, 16),
+    "float": lambda told: struct.unpack(">d", bytes.fromhex(told))[0],
+    "str": lambda told: told.decode("utf-8", "surrogatepass"),
+}
+
+
+def _encode_kind(kind: Kind, value: object, path: str) -> Value:
+    try:
+        told = kind.pack(value)
+    except (TypeError, LookupError) as error:
+        raise UnsupportedLeaf(path, type_name(value), str(error)) from None
+    inner = encode(told, path)
+    if kind.name in _SETS:
+        inner.sort(key=_sort_key)
+    return {kind.name: inner}
+
+
+def _pickled(value: object, path: str) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as error:  # a class's own code runs here and may raise anything
+        raise UnsupportedLeaf(path, type_name(value), f"it cannot be pickled either: {error}") from error
+
+
+def _unpickled(data: bytes, path: str, *, allow_pickle: bool) -> object:
+    if not allow_pickle:
+        raise PickleRefused(f"{path!r} is a pickle, which can run any code: pass allow_pickle=True if you trust it")
+    try:
+        return pickle.loads(data)
+    except (ImportError, AttributeError) as error:
+        raise UnknownType(f"{path!r} is a pickle that needs what is not here: {error}") from error
