@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+
+from sqlalchemy import URL
 
 from ckptstore.catalog import collection, dialects, names, queries, sessions
 from ckptstore.catalog.base import (
@@ -16,7 +19,6 @@ from ckptstore.catalog.base import (
 )
 from ckptstore.catalog.engine import Database
 from ckptstore.catalog.versions import check_version, create_tables, stored_version
-from ckptstore.errors import CatalogLocation
 
 
 class SqlCatalog:
@@ -153,10 +155,6 @@ def open_catalog(url: str, *, create: bool) -> SqlCatalog:
     return SqlCatalog(database)
 
 
-def refuse_network(path: str, file_system: str | None) -> None:
-    """Raise CatalogLocation if SQLite's file would lie on a network file system; `file_system` is its kind, or None."""
-    if file_system is not None:
-        raise CatalogLocation(
-            f"{path} lies on {file_system}, where SQLite's locks are not safe: give catalog=, a Postgres URL, "
-            "or keep the store on a local disk"
-        )
+def sqlite_url(path: str | os.PathLike[str]) -> str:
+    """The URL of a catalog in a file, whatever characters its path has."""
+    return URL.create("sqlite", database=os.path.abspath(path)).render_as_string()

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ckptstore import errors
+from ckptstore.catalog import dialects
+from ckptstore.catalog.base import NewPack
+from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.testing.catalog_making import LEASE, begin, collect, digest, make, new_commit, new_pack
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "catalog.sqlite"
+
+
+@pytest.fixture
+def url(path):
+    return f"sqlite:///{path}"
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://host/db", "sqlite://", "sqlite:///:memory:"])
+def test_addresses_that_can_not_work(url):
+    with pytest.raises(errors.InvalidArgument, match="sqlite:///path"):
+        open_catalog(url, create=True)
+
+
+def test_a_missing_file_is_named_and_not_made(path, url):
+    with pytest.raises(errors.CatalogError, match=str(path)):
+        open_catalog(url, create=False)
+    assert not path.exists()
+
+
+def test_an_empty_file_is_no_catalog(path, url):
+    path.touch()
+    with pytest.raises(errors.CatalogError, match="holds no catalog"):
+        open_catalog(url, create=False)
+    assert open_catalog(url, create=True).runs() == []
+
+
+def test_missing_folders_are_made(tmp_path):
+    path = tmp_path / "a/b %20?#é" / "catalog.sqlite"
+    assert open_catalog(sqlite_url(path), create=True).runs() == []
+    assert path.is_file()
+
+
+def test_a_damaged_file_is_named(path, url):
+    path.write_bytes(b"this is not a database file" * 100)
+    for create in (False, True):
+        with pytest.raises(errors.CatalogError, match=str(path)):
+            open_catalog(url, create=create)
+    assert path.read_bytes().startswith(b"this is not")
+
+
+def test_a_foreign_database_is_left_alone(path, url):
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE songs (title)")
+    other.close()
+    with pytest.raises(errors.CatalogError, match="something else"):
+        open_catalog(url, create=True)
+
+
+def test_check_finds_a_broken_page(path, url):
+    catalog = open_catalog(url, create=True)
+    make(catalog, new_commit(0, [new_pack(*(f"chunk {i}" for i in range(1000)))]))
+    assert catalog.check() == []
+    catalog.close()
+    raw = sqlite3.connect(path)
+    root = raw.execute("SELECT rootpage FROM sqlite_master WHERE name = 'ix_chunks_pack'").fetchone()[0]
+    raw.close()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * 4096 + 8)
+        file.write(b"\xff" * 64)
+    try:
+        assert catalog.check()
+    except errors.CatalogError as error:
+        assert str(path) in str(error)
+
+
+def test_check_finds_a_commit_without_its_pack(path, url):
+    catalog = open_catalog(url, create=True)
+    pack = new_pack("a")
+    made = make(catalog, new_commit(0, [pack]))
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE packs SET state = 'condemned'")
+    raw.close()
+    assert catalog.check() == [f"commit {made.id} needs the pack {pack.name}, which is condemned"]
+
+
+def test_a_held_lock_is_busy_in_the_end(path, url, monkeypatch):
+    monkeypatch.setattr(dialects, "BUSY_SECONDS", 0.05)
+    catalog = open_catalog(url, create=True)
+    made = make(catalog, new_commit(0))
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(errors.CatalogBusy, match=str(path)):
+        catalog.open_session(LEASE)
+    assert catalog.commits() == [made]
+    holder.close()
+    assert catalog.open_session(LEASE)
+
+
+def test_a_full_disk_changes_nothing(url, monkeypatch):
+    catalog = open_catalog(url, create=True)
+    made = make(catalog, new_commit(0))
+    session = begin(catalog, new := new_commit(1, [new_pack(*(f"chunk {i}" for i in range(5000)))]))
+    catalog.close()
+    connect = dialects.connect_sqlite
+
+    def full(*args):
+        connection = connect(*args)
+        connection.execute("PRAGMA max_page_count = 60")
+        return connection
+
+    monkeypatch.setattr(dialects, "connect_sqlite", full)
+    with pytest.raises(errors.StorageFull, match="nothing was changed"):
+        catalog.commit(session, new)
+    assert catalog.commits() == [made]
+    monkeypatch.undo()
+    catalog.close()
+    assert catalog.commit(session, new).id == new.id
+
+
+READ_ONLY = """
+import os, sys
+from ckptstore.catalog.catalog import open_catalog
+from ckptstore.errors import StorageReadOnly
+os.setuid(65534) if os.getuid() == 0 else None
+catalog = open_catalog(sys.argv[1], create=True)
+print(catalog.steps("main"), catalog.find("main", "latest").step)
+try:
+    catalog.open_session(1)
+except StorageReadOnly as error:
+    print("refused")
+"""
+
+
+@pytest.mark.parametrize("writer_is_there", [False, True])
+def test_a_read_only_folder_can_be_read(tmp_path, writer_is_there):
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    store = tmp_path / "store"
+    url = f"sqlite:///{store}/catalog.sqlite"
+    catalog = open_catalog(url, create=True)
+    make(catalog, new_commit(7))
+    if not writer_is_there:
+        catalog.close()
+    store.chmod(0o555)
+    for file in store.iterdir():
+        file.chmod(0o444)
+    command = [sys.executable, "-c", READ_ONLY, url]
+    done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    store.chmod(0o755)
+    assert done.stdout.split("\n")[:2] == ["[7] 7", "refused"], done.stderr
+
+
+def open_and_commit(url, first):
+    catalog = open_catalog(url, create=True)
+    for step in range(first, first + 10):
+        make(catalog, new_commit(step, [new_pack(f"chunk {step}")]))
+        collect(catalog)
+
+
+def test_processes_open_and_commit_at_once(url):
+    spawn = multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=open_and_commit, args=(url, first)) for first in (0, 10, 20, 30)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    catalog = open_catalog(url, create=False)
+    assert catalog.steps("main") == list(range(40))
+    assert catalog.check() == []
+
+
+def test_a_forked_child_has_its_own_connections(url):
+    catalog = open_catalog(url, create=True)
+    make(catalog, new_commit(0))
+    child = os.fork()
+    if child == 0:
+        try:
+            make(catalog, new_commit(1))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    make(catalog, new_commit(2))
+    assert os.waitpid(child, 0)[1] == 0
+    assert catalog.steps("main") == [0, 1, 2]
+    assert catalog.check() == []
+
+
+def test_no_password_is_shown():
+    from ckptstore.catalog.engine import Database
+
+    database = Database("postgresql://me:secret@host/db")
+    assert "secret" not in database.url
+    assert "secret" in pickle.loads(pickle.dumps(database)).parsed.password
+
+
+def seconds(act, repeats=5):
+    def once():
+        start = time.perf_counter()
+        act()
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(repeats))
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory):
+    """2,000 commits of 10 packs and 100,000 chunks."""
+    path = tmp_path_factory.mktemp("big") / "catalog.sqlite"
+    catalog = open_catalog(f"sqlite:///{path}", create=True)
+    shared = [new_pack(*(f"{i}-{j}" for j in range(10_000))) for i in range(10)]
+    make(catalog, new_commit(0, shared))
+    catalog.close()
+    with sqlite3.connect(path) as raw:
+        raw.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000) INSERT INTO commits "
+            "SELECT key + i, printf('%032x', i), run, i, parent, created, deleted, metadata, content, document,"
+            " leaves, logical_bytes, new_bytes FROM commits, n WHERE step = 0"
+        )
+        raw.execute("INSERT INTO manifests SELECT key, zeroblob(20000) FROM commits WHERE step > 0")
+        raw.execute("INSERT INTO commit_packs SELECT c.key, p.key FROM commits c, packs p WHERE c.step > 0")
+    raw.close()
+    return catalog
+
+
+def test_ten_thousand_chunks_in_150_ms(big):
+    pack = new_pack(*(f"fresh {i}" for i in range(10_000)))
+    wanted = [digest(f"{i}-{j}") for i in range(10) for j in range(1_000)]
+    session = big.open_session(LEASE)
+    assert seconds(lambda: big.pin(session, wanted)) < 0.15
+    new = new_commit(5000, [pack])
+    session = begin(big, new)
+    assert seconds(lambda: big.commit(session, new), 1) < 0.3
+
+
+def test_a_small_commit_stays_fast_on_top_of_many(big, url):
+    small = open_catalog(url, create=True)
+    make(small, new_commit(0))
+    steps = iter(range(10_000, 20_000))
+    ratio = seconds(lambda: make(big, new_commit(next(steps))), 20) / seconds(
+        lambda: make(small, new_commit(next(steps))), 20
+    )
+    assert ratio < 2
+
+
+@pytest.mark.parametrize("method", ["find", "steps", "commits", "locate", "manifest", "by_id"])
+def test_reading_uses_indexes(big, method):
+    with big._database.read() as db:
+        raw = db.connection.dbapi_connection
+
+    def explain(statement):
+        if statement.startswith(("SELECT", "WITH")):
+            seen.append(statement)
+
+    seen: list[str] = []
+    raw.set_trace_callback(explain)
+    arguments = {"find": ("main", 7), "steps": ("main",), "commits": ("main",), "locate": ([digest("1-1")],)}
+    getattr(big, method)(*arguments.get(method, ("0" * 31 + "7",)))
+    raw.set_trace_callback(None)
+    plans = [row[3] for statement in seen for row in raw.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    assert seen
+    assert not [plan for plan in plans if plan.startswith("SCAN") and "tags" not in plan], plans
+    if method == "commits":
+        assert not [plan for plan in plans if "manifests" in plan]
+
+
+def test_pack_of_no_chunks(url):
+    catalog = open_catalog(url, create=True)
+    make(catalog, new_commit(0, [NewPack("0" * 32, 10, [])]))
+    assert catalog.stats().chunks == 0
+
+
+def test_a_copied_file_is_a_whole_catalog(url, tmp_path):
+    catalog = open_catalog(url, create=True)
+    made = make(catalog, new_commit(0))
+    catalog.close()
+    shutil.copy(tmp_path / "catalog.sqlite", tmp_path / "copy.sqlite")
+    assert open_catalog(f"sqlite:///{tmp_path}/copy.sqlite", create=False).commits() == [made]
