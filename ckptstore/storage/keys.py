@@ -1,0 +1,36 @@
+"""What a storage key may look like: a relative, `/`-separated path that means the same everywhere."""
+
+from __future__ import annotations
+
+from ckptstore.errors import InvalidArgument
+
+TEMPORARY = ".writing-"
+"""How the name of a file begins that is not an object yet."""
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that could leave the root, or that some storage would read as another one."""
+    reason = _objection(key)
+    if reason:
+        raise InvalidArgument(f"{key!r} is not a storage key: {reason}")
+
+
+def check_prefix(prefix: str) -> str:
+    """The folder that holds every key with this prefix, "" for the root; refuses what no key starts with."""
+    folder = prefix.rpartition("/")[0]
+    if folder or prefix.startswith("/"):
+        check_key(folder)
+    return folder
+
+
+def _objection(key: str) -> str:
+    names = key.split("/")
+    if not all(names):
+        return "it has an empty part"
+    if not {".", ".."}.isdisjoint(names):
+        return "'.' and '..' are not allowed"
+    if any(name.startswith(TEMPORARY) for name in names):
+        return f"names starting with {TEMPORARY!r} are unfinished writes"
+    if "\0" in key or "\\" in key:
+        return "it holds a backslash or a zero character"
+    return ""

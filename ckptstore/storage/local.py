@@ -1,0 +1,186 @@
+"""Objects as files in a folder, durable as soon as `put` returns."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ckptstore.errors import CorruptData, ObjectExists, ObjectNotFound, StorageError, StorageFull, StorageReadOnly
+from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead
+from ckptstore.storage.durable import make_folder, publish, sync_folder, write_file
+from ckptstore.storage.keys import TEMPORARY, check_key, check_prefix
+from ckptstore.storage.open_files import OpenFiles
+
+_OPEN_FILES = 64
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class LocalStorage:
+    """A folder as `Storage`.
+
+    Args:
+        root: the folder.
+        create: make the folder if it is missing. Without it a missing folder reads as empty and cannot be written.
+
+    Raises:
+        StorageReadOnly, StorageError: the folder cannot be made.
+    """
+
+    def __init__(self, root: Path, *, create: bool = False) -> None:
+        self.root = Path(os.path.abspath(root))
+        self._open_files = OpenFiles(_OPEN_FILES)
+        self._durable_folders = {self.root}
+        if create:
+            with _writing(self.root):
+                make_folder(self.root)
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({str(self.root)!r})"
+
+    @property
+    def url(self) -> str:
+        """The folder's absolute path."""
+        return str(self.root)
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        """See `Storage.put`. A killed writer leaves only what `sweep_temporary` removes."""
+        path = self._path(key)
+        if os.path.lexists(path):
+            raise _exists(path)
+        with _writing(path):
+            self._make_folder_of(path)
+            temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+            write_file(temporary, parts)
+            try:
+                publish(temporary, path)
+            except FileExistsError as error:
+                raise _exists(path) from error
+
+    def get(self, key: str) -> bytes:
+        """See `Storage.get`."""
+        path = self._path(key)
+        with _reading(path):
+            return path.read_bytes()
+
+    def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
+        """See `Storage.get_ranges`. Ranges are not merged: one system call costs less than what merging copies."""
+        path = self._path(key)
+        with _reading(path):
+            file = self._open_files.get(path)
+            for read in sorted(reads, key=lambda read: read.offset):
+                done = file.read_into(read.offset, read.out)
+                if done < len(read.out):
+                    missing = f"{len(read.out)} bytes from offset {read.offset} on"
+                    raise CorruptData(f"{path} ends {len(read.out) - done} bytes short of {missing}")
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Storage.head`."""
+        path = self._path(key)
+        with _reading(path):
+            status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ObjectNotFound(f"no object at {path}")
+        return ObjectInfo(key, status.st_size, status.st_mtime)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Storage.list`."""
+        for entry in _files(self.root / check_prefix(prefix)):
+            key = Path(entry.path).relative_to(self.root).as_posix()
+            if key.startswith(prefix) and not entry.name.startswith(TEMPORARY):
+                status = _status(entry)
+                if status is not None:
+                    yield ObjectInfo(key, status.st_size, status.st_mtime)
+
+    def delete(self, key: str) -> None:
+        """See `Storage.delete`. Not flushed: after a power cut the object may be back."""
+        path = self._path(key)
+        with _writing(path), suppress(*_MISSING):
+            path.unlink()
+        self._open_files.forget(path)
+
+    def sweep_temporary(self, older_than_seconds: float) -> int:
+        """Remove what killed writers left and nobody wrote to for so long; how many files there were."""
+        limit = time.time() - older_than_seconds
+        swept = 0
+        for entry in _files(self.root):
+            status = _status(entry) if entry.name.startswith(TEMPORARY) else None
+            if status is not None and status.st_mtime < limit:
+                with _writing(Path(entry.path)), suppress(*_MISSING):
+                    os.unlink(entry.path)
+                    swept += 1
+        return swept
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        return self.root / key
+
+    def _make_folder_of(self, path: Path) -> None:
+        """Another writer may have made the folder and not flushed its name yet, so the first use always flushes it."""
+        folder = path.parent
+        if folder in self._durable_folders:
+            return
+        if not self.root.is_dir():
+            raise StorageError(f"{self.root} is not a folder: nothing can be stored there")
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = [name for name in (folder, *folder.parents) if name.is_relative_to(self.root)]
+        fresh = [name for name in fresh if name not in self._durable_folders]
+        for name in fresh:
+            sync_folder(name.parent)
+        self._durable_folders.update(fresh)
+
+
+def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
+    for entry in _entries(folder):
+        if entry.is_dir():
+            yield from _files(Path(entry.path))
+        else:
+            yield entry
+
+
+def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
+    with _reading(folder):
+        try:
+            with os.scandir(folder) as entries:
+                return tuple(entries)
+        except _MISSING:
+            return ()
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """None when the file is gone by now."""
+    with _reading(Path(entry.path)):
+        try:
+            return entry.stat()
+        except _MISSING:
+            return None
+
+
+def _exists(path: Path) -> ObjectExists:
+    return ObjectExists(f"{path} exists already; what is stored is never overwritten")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _MISSING as error:
+        raise ObjectNotFound(f"no object at {path}") from error
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kind = StorageFull if error.errno in _FULL else StorageReadOnly if error.errno in _READ_ONLY else StorageError
+        raise kind(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,58 @@
+"""A few files kept open for reading, so that a pack of many chunks is opened once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+
+class OpenFile:
+    """A descriptor that is closed when the last thread that reads through it lets go."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = -1
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def read_into(self, offset: int, out: memoryview) -> int:
+        """Fill `out` from `offset` on; how many bytes there were before the end of the file."""
+        done = 0
+        while done < len(out):
+            got = os.preadv(self._descriptor, [out[done:]], offset + done)
+            if not got:
+                break
+            done += got
+        return done
+
+
+class OpenFiles:
+    """At most `most` open files, the longest unused given up first. Safe to use from several threads."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: Path) -> OpenFile:
+        """The file, opened if need be."""
+        with self._lock:
+            known = self._files.get(path)
+            if known is not None:
+                self._files.move_to_end(path)
+                return known
+        opened = OpenFile(path)
+        with self._lock:
+            self._files[path] = opened
+            if len(self._files) > self._most:
+                self._files.popitem(last=False)
+        return opened
+
+    def forget(self, path: Path) -> None:
+        """Give up a file, so that its space is freed when it is deleted."""
+        with self._lock:
+            self._files.pop(path, None)

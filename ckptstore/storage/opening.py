@@ -1,0 +1,53 @@
+"""From a path or a URL to the storage it names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from ckptstore.errors import InvalidArgument
+from ckptstore.storage.base import Storage
+from ckptstore.storage.local import LocalStorage
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:_-]*://")
+_FILE = "file://"
+
+
+def open_storage(
+    url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, create: bool = False
+) -> Storage:
+    """The storage at a place.
+
+    Args:
+        url: a path, a `file://` URL, or any URL that fsspec knows, such as `s3://bucket/folder` or `memory://name`.
+        storage_options: what fsspec passes on to the file system of the URL, such as an endpoint; not for folders.
+        create: make the folder if it is missing; object stores need no making.
+
+    Raises:
+        InvalidArgument: an empty or relative URL, an unknown scheme, a package that is not installed, or options for
+            a folder.
+        StorageReadOnly, StorageError: the folder cannot be made.
+    """
+    text = os.fspath(url)
+    if isinstance(url, str) and _URL.match(url) and not url.startswith(_FILE):
+        from ckptstore.storage.remote import FsspecStorage
+
+        return FsspecStorage(url, storage_options)
+    if storage_options:
+        raise InvalidArgument(f"storage_options are for URLs such as s3://bucket, and {text!r} is a folder")
+    return LocalStorage(_folder(text), create=create)
+
+
+def _folder(text: str) -> Path:
+    if not text.startswith(_FILE):
+        if not text:
+            raise InvalidArgument("the place of a store is empty: give a path or a URL")
+        return Path(text)
+    path = unquote(text.removeprefix(_FILE))
+    if not path.startswith("/"):
+        raise InvalidArgument(f"{text!r} names no absolute path: write file:///path")
+    return Path(path)
