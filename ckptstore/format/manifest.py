@@ -20,7 +20,8 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True, tag="tensor", gc
     """A dense array: its form, and the digests of its chunks or its bytes.
 
     `chunks` holds the digests of a grid of `chunk_shape` chunks over `shape`, concatenated in C order; when it is
-    empty, `inline` holds the array's bytes. Bytes are row-major and little-endian whatever the strides were.
+    empty, `inline` holds the array's bytes. Bytes are row-major whatever the strides were; torch's are little-endian,
+    numpy's in the byte order of `dtype`.
     `order` lists the dims from the slowest to the fastest in memory when that is not row-major.
     """
 

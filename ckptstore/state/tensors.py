@@ -6,6 +6,7 @@ kernels, so that all copies go through integers of the same width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -214,10 +215,22 @@ def _order(array: Array) -> Index | None:
         return None
     else:
         strides, unit = array.strides, array.itemsize
-    order = tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
+    order = _by_stride(tuple(array.shape), strides)
     for dim in reversed(order):
         if array.shape[dim] > 1:
             if strides[dim] != unit:
                 return None
             unit *= array.shape[dim]
     return None if order == tuple(range(len(order))) else order
+
+
+def _by_stride(shape: Index, strides: Index) -> Index:
+    """Dims from the slowest; those of extent 1 stand behind the larger one whose stride is next above theirs."""
+
+    def place(dim: int) -> tuple[float, bool, int]:
+        if shape[dim] > 1:
+            return -strides[dim], False, dim
+        above = (stride for stride, extent in zip(strides, shape, strict=True) if extent > 1 and stride >= strides[dim])
+        return -min(above, default=math.inf), True, dim
+
+    return tuple(sorted(range(len(shape)), key=place))

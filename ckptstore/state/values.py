@@ -82,7 +82,7 @@ def decode(encoded: Value, path: str, *, allow_pickle: bool = False) -> object:
         kind = kind_named(name)
         if kind is not None:
             return kind.unpack(decode(inner, path, allow_pickle=allow_pickle), path)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, struct.error) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, struct.error) as error:
         raise CorruptData(f"{path!r}: its {name} is damaged: {error}") from error
     raise UnknownType(f"{path!r} is a {name!r}, which this version of ckptstore does not know: use a newer one")
 
