@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MOUNTINFO = Path("/proc/self/mountinfo")
-_NETWORK = frozenset(
-    "9p afs beegfs blobfuse blobfuse2 ceph cifs coda gcsfuse gfs2 glusterfs goofys gpfs juicefs lustre mount-s3 ncpfs "
-    "nfs nfs4 ocfs2 orangefs panfs pvfs2 rclone s3fs smb smb2 smb3 smbfs sshfs wekafs".split()
+_NETWORK = re.compile(
+    "9p|afs|beegfs|blobfuse2?|ceph|cifs|coda|gcsfuse|gfs2|glusterfs|goofys|gpfs|juicefs|lustre|mount-s3|ncpfs|nfs4?|"
+    "ocfs2|orangefs|panfs|pvfs2|rclone|s3fs|smb[23]?|smbfs|sshfs|wekafs"
 )
 
 
@@ -31,7 +31,7 @@ def network_file_system(path: Path, mountinfo: str | None = None) -> str | None:
         if place.is_relative_to(point)
     ]
     kind = max(under)[2] if under else ""
-    return kind if kind.removeprefix("fuse.") in _NETWORK else None
+    return kind if _NETWORK.fullmatch(kind.removeprefix("fuse.")) else None
 
 
 def _mounts(mountinfo: str) -> Iterator[tuple[Path, str]]:
