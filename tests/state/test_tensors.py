@@ -76,6 +76,12 @@ def test_plain_bytes_are_those_of_the_chunk(array: Array):
         assert not isinstance(array, torch.Tensor) or not array.is_contiguous() or array.is_conj() or array.is_neg()
 
 
+def test_lazy_negation_is_done():
+    lazy = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    assert lazy.is_neg()
+    assert bytes(chunk_bytes(lazy, (0,), (2,))) == np.array([-2, 4], "<f4").tobytes()
+
+
 def test_known_bytes():
     assert bytes(chunk_bytes(torch.tensor([1.0, -2.0]), (0,), (2,))) == bytes.fromhex("0000803f000000c0")
     assert bytes(chunk_bytes(torch.tensor([[1, 2], [3, 4]], dtype=torch.int16).t(), (0, 0), (1, 2))) == b"\1\0\3\0"
