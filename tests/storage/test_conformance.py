@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from ckptstore.storage import open_storage
+from ckptstore.storage.local import LocalStorage
+from ckptstore.storage.wrappers import ReadOnly
+from ckptstore.testing.faults import Intercepted
+from ckptstore.testing.storage import StorageConformance
+
+
+class TestLocal(StorageConformance):
+    @pytest.fixture
+    def storage(self, tmp_path):
+        return LocalStorage(tmp_path / "store", create=True)
+
+
+class TestLocalWithoutHardLinks(StorageConformance):
+    @pytest.fixture
+    def storage(self, tmp_path, no_hard_links):
+        return LocalStorage(tmp_path / "store", create=True)
+
+
+class TestMemory(StorageConformance):
+    racing_puts_lose = False
+
+    @pytest.fixture
+    def storage(self):
+        return open_storage(f"memory://{uuid.uuid4().hex}/below")
+
+
+class TestWrapped(StorageConformance):
+    @pytest.fixture
+    def storage(self, tmp_path):
+        return Intercepted(LocalStorage(tmp_path, create=True))
+
+
+def test_protocol(tmp_path):
+    from ckptstore.storage import Storage
+
+    local = LocalStorage(tmp_path)
+    assert all(isinstance(storage, Storage) for storage in (local, ReadOnly(local), open_storage("memory://x")))
