@@ -45,6 +45,7 @@ class FsspecStorage:
     Raises:
         InvalidArgument: an unknown scheme, a package that is not installed, options that the file system refuses, or
             a file system that may leave parts.
+        StorageError: the file system cannot be reached.
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -172,8 +173,10 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         extra = _EXTRAS.get(url.partition("://")[0])
         advice = f'run: pip install "ckptstore[{extra}]"' if extra else str(error)
         raise InvalidArgument(f"{shown}: a package for this scheme is missing; {advice}") from error
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{shown}: {error}") from error
+    except OSError as error:
+        raise StorageError(f"cannot reach {shown}: {_reason(error)}") from error
+    except Exception as error:
+        raise InvalidArgument(f"{shown}: fsspec cannot open this: {_reason(error)}") from error
     if getattr(fs.pipe_file, "__func__", None) is fsspec.AbstractFileSystem.pipe_file:
         raise InvalidArgument(f"{shown}: fsspec may leave half an object there; use a folder or an object store")
     if isinstance(getattr(fs, "dircache", None), DirCache):

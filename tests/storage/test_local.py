@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from ckptstore.errors import ObjectExists, StorageError, StorageFull, StorageReadOnly
+from ckptstore.storage import RangeRead
+from ckptstore.storage.local import LocalStorage
+from ckptstore.testing.storage import keys, read
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(tmp_path / "store", create=True)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is asked of the operating system, in order; a flush of a folder says which one."""
+    seen = []
+
+    def watch(name, told):
+        original = getattr(os, name)
+
+        def called(*args, **kwargs):
+            seen.append(told(*args))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, called)
+
+    watch("writev", lambda *_: "write")
+    watch("fsync", _flushed)
+    watch("link", lambda *_: "link")
+    watch("unlink", lambda *_: "unlink")
+    watch("rename", lambda *_: "rename")
+    return seen
+
+
+def _flushed(descriptor):
+    kind = os.fstat(descriptor).st_mode
+    return f"flush {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}" if stat.S_ISDIR(kind) else "flush"
+
+
+def files(storage):
+    return [path for path in storage.root.rglob("*") if path.is_file()]
+
+
+def test_bytes_are_flushed_before_the_name_appears(storage, calls):
+    storage.put("packs/ab/1", [b"x"])
+    assert calls == ["flush packs", "flush store", "write", "flush", "link", "unlink", "flush ab"]
+
+
+def test_bytes_are_flushed_before_the_rename(storage, no_hard_links, calls):
+    storage.put("key", [b"x"])
+    assert calls == ["write", "flush", "link", "rename", "flush store"]
+
+
+def test_folders_are_flushed_once(storage, calls):
+    storage.put("packs/ab/1", [b"x"])
+    calls.clear()
+    storage.put("packs/ab/2", [b"x"])
+    assert calls == ["write", "flush", "link", "unlink", "flush ab"]
+    calls.clear()
+    storage.put("packs/cd/1", [b"x"])
+    assert calls == ["flush packs", "write", "flush", "link", "unlink", "flush cd"]
+
+
+def test_folder_made_by_another_writer_is_flushed_too(storage, calls):
+    (storage.root / "packs").mkdir()
+    storage.put("packs/1", [b"x"])
+    assert calls[0] == "flush store"
+
+
+def test_root_and_its_parents_are_made_durably(tmp_path, calls):
+    LocalStorage(tmp_path / "a" / "b", create=True)
+    assert calls == [f"flush {tmp_path.name}", "flush a"]
+    calls.clear()
+    LocalStorage(tmp_path / "a" / "b", create=True)
+    assert calls == []
+
+
+def test_folder_that_cannot_be_flushed_is_no_error(storage, monkeypatch):
+    original = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "folders cannot be flushed here")
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage.put("key", [b"x"])
+    assert storage.get("key") == b"x"
+
+
+@pytest.mark.parametrize("call", ["writev", "fsync", "link"])
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, StorageFull),
+        (errno.EDQUOT, StorageFull),
+        (errno.EROFS, StorageReadOnly),
+        (errno.EACCES, StorageReadOnly),
+        (errno.EIO, StorageError),
+    ],
+)
+def test_failure_leaves_nothing(storage, monkeypatch, call, number, kind):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    storage.put("packs/old", [b"old"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(kind, match="packs/new") as caught:
+            storage.put("packs/new", [b"x" * 1000])
+    assert type(caught.value) is kind
+    assert os.strerror(number) in str(caught.value)
+    assert [path.name for path in files(storage)] == ["old"]
+    storage.put("packs/new", [b"new"])
+    assert storage.get("packs/new") == b"new"
+
+
+def test_interrupt_leaves_nothing(storage, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        storage.put("key", [b"x"])
+    assert files(storage) == []
+
+
+def test_loser_of_a_race_leaves_nothing(storage, monkeypatch):
+    """The key is taken after the first look at it."""
+    storage.put("key", [b"first"])
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)
+    with pytest.raises(ObjectExists):
+        storage.put("key", [b"second"])
+    assert storage.get("key") == b"first"
+    assert len(files(storage)) == 1
+
+
+def test_short_writes_are_completed(storage, monkeypatch):
+    original = os.writev
+    monkeypatch.setattr(os, "writev", lambda fd, views: original(fd, [memoryview(b"".join(views))[:7]]))
+    parts = [b"abc", b"defghijkl", b"m", b"n" * 30]
+    storage.put("key", parts)
+    assert storage.get("key") == b"".join(parts)
+
+
+def test_short_reads_are_completed(storage, monkeypatch):
+    original = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, views, offset: original(fd, [views[0][:7]], offset))
+    data = bytes(range(100))
+    storage.put("key", [data])
+    assert read(storage, "key", 5, 90) == data[5:95]
+
+
+def test_few_files_stay_open(storage):
+    for number in range(100):
+        storage.put(f"{number}", [b"x"])
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(100):
+        read(storage, f"{number}", 0, 1)
+    assert 60 <= len(os.listdir("/proc/self/fd")) - before <= 64
+
+
+def test_deleted_files_are_closed(storage):
+    before = len(os.listdir("/proc/self/fd"))
+    storage.put("key", [b"x"])
+    read(storage, "key", 0, 1)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    storage.delete("key")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_chunks_of_one_object_open_it_once(storage, monkeypatch):
+    storage.put("key", [b"0123456789"])
+    opened = []
+    original = os.open
+
+    def count(path, *rest):
+        opened.append(path)
+        return original(path, *rest)
+
+    monkeypatch.setattr(os, "open", count)
+    reads = [RangeRead(offset, memoryview(bytearray(1))) for offset in range(10)]
+    storage.get_ranges("key", reads)
+    storage.get_ranges("key", reads)
+    assert len(opened) == 1
+
+
+def test_sweep_removes_only_what_is_old_and_unfinished(storage):
+    storage.put("packs/ab/1", [b"x"])
+    for name, age in (("old", 1000), ("young", 10)):
+        leftover = storage.root / "packs" / "ab" / f".writing-{name}"
+        leftover.write_bytes(b"part")
+        then = leftover.stat().st_mtime - age
+        os.utime(leftover, (then, then))
+        os.utime(storage.root / "packs/ab/1", (then, then))
+    assert keys(storage) == {"packs/ab/1"}
+    assert storage.sweep_temporary(100) == 1
+    assert sorted(path.name for path in files(storage)) == [".writing-young", "1"]
+
+
+def test_missing_root(tmp_path):
+    storage = LocalStorage(tmp_path / "none")
+    assert keys(storage) == set()
+    storage.delete("key")
+    with pytest.raises(StorageError, match="none is not a folder"):
+        storage.put("packs/1", [b"x"])
+    with pytest.raises(StorageError, match="No such file"):
+        storage.put("key", [b"x"])
+    assert os.listdir(tmp_path) == []
+
+
+def test_root_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(StorageError, match="file"):
+        LocalStorage(tmp_path / "file", create=True)
+    with pytest.raises(StorageError, match="not a folder"):
+        LocalStorage(tmp_path / "file").put("packs/1", [b"x"])
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_object_below_an_object(storage):
+    storage.put("key", [b"x"])
+    with pytest.raises(StorageError, match="key/below"):
+        storage.put("key/below", [b"y"])
+    assert len(files(storage)) == 1
+
+
+def test_root_does_not_follow_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    storage = LocalStorage(Path("store"), create=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    storage.put("key", [b"x"])
+    assert (tmp_path / "store" / "key").read_bytes() == b"x"
+    assert storage.url == str(tmp_path / "store")
+    assert storage.url in repr(storage)
+
+
+def test_second_handle_sees_the_same(storage):
+    storage.put("key", [b"x"])
+    other = LocalStorage(storage.root)
+    assert other.get("key") == b"x"
+    other.delete("key")
+    assert keys(storage) == set()

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import errno
+import sys
+import uuid
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ckptstore.errors import InvalidArgument, ObjectNotFound, StorageError, StorageFull, StorageReadOnly
+from ckptstore.storage import RangeRead, open_storage
+from ckptstore.storage.remote import FsspecStorage, without_password
+from ckptstore.testing.storage import keys, read
+
+
+@pytest.fixture
+def storage():
+    return FsspecStorage(f"memory://{uuid.uuid4().hex}")
+
+
+def test_near_ranges_are_one_request(storage, monkeypatch):
+    asked = []
+    original = MemoryFileSystem.cat_file
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        asked.append((start, end))
+        return original(self, path, start, end, **kwargs)
+
+    data = bytes(range(256)) * 4096
+    storage.put("key", [data])
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+    reads = [RangeRead(offset, memoryview(bytearray(100))) for offset in (900_000, 0, 300, 200)]
+    storage.get_ranges("key", reads)
+    assert sorted(asked) == [(0, 400), (900_000, 900_100)]
+    assert all(bytes(read.out) == data[read.offset : read.offset + 100] for read in reads)
+
+
+def test_roots_are_apart():
+    base = f"memory://{uuid.uuid4().hex}"
+    one, other = FsspecStorage(f"{base}/a"), FsspecStorage(f"{base}/ab/")
+    one.put("packs/1", [b"one"])
+    other.put("packs/1", [b"other"])
+    assert keys(one) == keys(other) == {"packs/1"}
+    assert one.get("packs/1") == b"one"
+    assert keys(FsspecStorage(base)) == {"a/packs/1", "ab/packs/1"}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (PermissionError("denied"), StorageReadOnly),
+        (OSError(errno.ENOSPC, "full"), StorageFull),
+        (OSError("bucket is gone"), StorageError),
+        (RuntimeError("something of the library's own"), StorageError),
+    ],
+)
+def test_write_errors(storage, monkeypatch, error, kind):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(storage._fs, "pipe_file", fail)
+    monkeypatch.setattr(storage._fs, "rm_file", fail)
+    for act in (lambda: storage.put("a/key", [b"x"]), lambda: storage.delete("a/key")):
+        with pytest.raises(kind, match=f"{storage.url}/a/key: .*{error.args[-1]}") as caught:
+            act()
+        assert type(caught.value) is kind
+
+
+def test_read_errors(storage, monkeypatch):
+    def fail(*_, **__):
+        raise PermissionError("denied")
+
+    for name in ("cat_file", "cat_ranges", "info", "find"):
+        monkeypatch.setattr(storage._fs, name, fail)
+    for act in (storage.get, storage.head, keys_of(storage), lambda key: read(storage, key, 0, 1)):
+        with pytest.raises(StorageError, match=r"a/key: PermissionError: denied") as caught:
+            act("a/key")
+        assert type(caught.value) is StorageError
+
+
+def keys_of(storage):
+    return lambda prefix: keys(storage, prefix)
+
+
+def test_library_without_create_mode_looks_first(storage, monkeypatch):
+    storage._creates = False
+    storage.put("key", [b"x"])
+    with pytest.raises(StorageError, match="exists already"):
+        storage.put("key", [b"y"])
+    assert storage.get("key") == b"x"
+
+
+def test_failed_put_leaves_nothing(storage, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(storage._fs, "pipe_file", lambda *_, **__: 1 / 0)
+        with pytest.raises(StorageError, match="division"):
+            storage.put("key", [b"x"])
+    with pytest.raises(ObjectNotFound):
+        storage.get("key")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://key:secret@bucket/a", "s3://key@bucket/a"),
+        ("sftp://me:se:c@ret@host:22/a@b", "sftp://me@host:22/a@b"),
+        ("s3://bucket/a:b@c", "s3://bucket/a:b@c"),
+        ("http://host:80/a", "http://host:80/a"),
+        ("memory://a", "memory://a"),
+    ],
+)
+def test_passwords_are_not_shown(url, shown):
+    assert without_password(url) == shown
+
+
+def test_password_is_not_shown_by_storage():
+    storage = FsspecStorage("memory://me:secret@host/a")
+    with pytest.raises(ObjectNotFound) as caught:
+        storage.get("key")
+    assert not any("secret" in text for text in (storage.url, repr(storage), str(caught.value)))
+
+
+def test_unknown_scheme():
+    with pytest.raises(InvalidArgument, match="nosuch"):
+        open_storage("nosuch://bucket")
+
+
+@pytest.mark.parametrize(("scheme", "module", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs")])
+def test_missing_package_names_the_extra(monkeypatch, scheme, module, extra):
+    from fsspec.registry import _registry
+
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(_registry, scheme, raising=False)
+    with pytest.raises(InvalidArgument, match=rf'pip install "ckptstore\[{extra}\]"') as caught:
+        open_storage(f"{scheme}://me:secret@bucket/a")
+    assert "secret" not in str(caught.value)
+
+
+def test_refused_options():
+    with pytest.raises(InvalidArgument, match="cannot open this"):
+        open_storage("dir://a")
+
+
+def test_file_system_out_of_reach(monkeypatch):
+    def refuse(*_, **__):
+        raise ConnectionRefusedError("nobody listens")
+
+    monkeypatch.setattr(MemoryFileSystem, "__init__", refuse)
+    with pytest.raises(StorageError, match="cannot reach memory://a: .*nobody listens"):
+        open_storage("memory://a")
+
+
+def test_file_system_that_may_leave_parts_is_refused(tmp_path):
+    with pytest.raises(InvalidArgument, match="half an object"):
+        open_storage(f"local://{tmp_path}")
