@@ -4,6 +4,7 @@ import errno
 import sys
 import uuid
 
+import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -11,6 +12,45 @@ from ckptstore.errors import InvalidArgument, ObjectNotFound, StorageError, Stor
 from ckptstore.storage import RangeRead, open_storage
 from ckptstore.storage.remote import FsspecStorage, without_password
 from ckptstore.testing.storage import keys, read
+
+
+class OtherScheme(MemoryFileSystem):
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("remembering://"))
+
+
+class Remembering(OtherScheme):
+    """Answers from fsspec's cache of listings what it can, and does not let it be cleared."""
+
+    def find(self, path, **kwargs):
+        if path not in self.dircache:
+            self.dircache[path] = super().find(path, **kwargs)
+        return self.dircache[path] if path in self.dircache else super().find(path, **kwargs)
+
+
+class RememberingItsOwnWay(OtherScheme):
+    """Has a cache of its own, cleared in the usual way."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.remembered = {}
+
+    def find(self, path, **kwargs):
+        return self.remembered.setdefault(path, super().find(path, **kwargs))
+
+    def invalidate_cache(self, path=None):
+        self.remembered.clear()
+
+
+@pytest.mark.parametrize("kind", [Remembering, RememberingItsOwnWay])
+def test_listings_are_never_remembered(kind):
+    fsspec.register_implementation("remembering", kind, clobber=True)
+    name = uuid.uuid4().hex
+    storage, other = FsspecStorage(f"remembering://{name}"), FsspecStorage(f"memory://{name}")
+    for number in range(3):
+        assert len(keys(storage)) == number
+        other.put(f"{number}", [b"x"])
 
 
 @pytest.fixture
@@ -146,7 +186,7 @@ def test_file_system_out_of_reach(monkeypatch):
         raise ConnectionRefusedError("nobody listens")
 
     monkeypatch.setattr(MemoryFileSystem, "__init__", refuse)
-    with pytest.raises(StorageError, match="cannot reach memory://a: .*nobody listens"):
+    with pytest.raises(StorageError, match=r"cannot reach memory://a: .*nobody listens"):
         open_storage("memory://a")
 
 
