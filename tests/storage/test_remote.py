@@ -14,7 +14,7 @@ from ckptstore.storage.remote import FsspecStorage, without_password
 from ckptstore.testing.storage import keys, read
 
 
-class OtherScheme(MemoryFileSystem):
+class OtherScheme(MemoryFileSystem):  # type: ignore[misc]
     @classmethod
     def _strip_protocol(cls, path):
         return super()._strip_protocol(path.removeprefix("remembering://"))
