@@ -126,7 +126,7 @@ class _Run:
         try:
             raw = _decode(job, payload)
             if self.digest.compute(raw) != job.wish.digest:
-                raise CorruptData(f"its bytes do not have the digest {job.wish.digest.hex()}")
+                raise CorruptData(f"its bytes do not have the digest {job.wish.digest.hex()}")  # noqa: TRY301 - told like any damage
         except CorruptData as error:
             where = f"pack {job.location.pack} at offset {job.location.offset}"
             raise CorruptData(f"{job.wish.label}: a chunk in {where} is damaged: {error}; run verify") from error

@@ -52,24 +52,19 @@ class Grid:
             start.append(place * chunk)
         start.reverse()
         stop = tuple(
-            min(first + chunk, extent)
-            for first, chunk, extent in zip(start, self.chunk_shape, self.shape, strict=True)
+            min(first + chunk, extent) for first, chunk, extent in zip(start, self.chunk_shape, self.shape, strict=True)
         )
         return tuple(start), stop
 
     def sizes(self, itemsize: int) -> list[int]:
         """The length in bytes of every chunk."""
-        return [
-            itemsize * prod(b - a for a, b in zip(*self.box(number), strict=True)) for number in range(len(self))
-        ]
+        return [itemsize * prod(b - a for a, b in zip(*self.box(number), strict=True)) for number in range(len(self))]
 
     def touching(self, start: Index, stop: Index) -> Iterator[int]:
         """Numbers of the chunks that share an element with the box from `start` to `stop`, ascending."""
         if any(a >= b for a, b in zip(start, stop, strict=True)):
             return
-        places = [
-            range(a // chunk, -(-b // chunk)) for a, b, chunk in zip(start, stop, self.chunk_shape, strict=True)
-        ]
+        places = [range(a // chunk, -(-b // chunk)) for a, b, chunk in zip(start, stop, self.chunk_shape, strict=True)]
         for place in product(*places):
             number = 0
             for count, at in zip(self.counts, place, strict=True):

@@ -88,4 +88,4 @@ class CommitHandle:
     def _report(self) -> None:
         """Say at exit what nobody asked for."""
         if not self._seen:
-            print(f"ckptstore: a background commit failed: {self._future.exception()!r}", file=sys.stderr)
+            sys.stderr.write(f"ckptstore: a background commit failed: {self._future.exception()!r}\n")

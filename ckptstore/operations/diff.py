@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.format.grid import Grid
@@ -85,7 +85,9 @@ def compare(old: Manifest, new: Manifest, digest_size: int) -> list[Change]:
         else:
             changes.append(Change(path, "added", None, entry, entry_bytes(entry)))
     gone = removed.keys() - set(moved.values())
-    changes += [Change(path, "removed", removed[path], None, entry_bytes(removed[path])) for path in removed if path in gone]
+    changes += [
+        Change(path, "removed", removed[path], None, entry_bytes(removed[path])) for path in removed if path in gone
+    ]
     order = {path: place for place, path in enumerate(new.entries)}
     return sorted(changes, key=lambda change: order.get(change.path, len(order)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,12 +82,12 @@ class KeepBest(Policy):
         numbers = [
             (sign * value, -commit.step, commit)
             for commit, value in rated
-            if isinstance(value, int | float) and value == value
+            if isinstance(value, int | float) and not math.isnan(value)
         ]
         best = sorted(numbers, key=lambda rating: rating[:2])[: self.count]
         return {commit.id: f"one of the {self.count} best by {self.metric}" for _, _, commit in best}
 
 
-def _require(holds: bool, message: str) -> None:
+def _require(holds: object, message: str) -> None:
     if not holds:
         raise InvalidArgument(message)

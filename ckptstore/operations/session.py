@@ -15,7 +15,7 @@ LEASE_SECONDS = 60.0
 
 @contextmanager
 def writing_session(catalog: Catalog, lease_seconds: float = LEASE_SECONDS) -> Iterator[str]:
-    """A session's id, with a heartbeat at a third of the lease; on an error the session ends, and gc finds its packs."""
+    """A session's id, with a heartbeat at a third of the lease; on an error it ends, and gc finds its packs."""
     session = catalog.open_session(lease_seconds)
     over = threading.Event()
     beat = threading.Thread(target=_beat, args=(catalog, session, lease_seconds, over), daemon=True)
