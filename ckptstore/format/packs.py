@@ -140,9 +140,9 @@ def problems(data: memoryview, name: str) -> Iterator[tuple[Frame | None, str]]:
 
 def _header(digest: bytes, codec: int, length: int, raw_length: int, sealed: int, base: bytes) -> bytes:
     fixed = _FRAME.pack(_FRAME_MAGIC, codec, len(digest), len(base), raw_length, length, sealed)
-    sealed = fixed + digest + base
-    sealed += struct.pack("<Q", checksum(sealed))
-    return sealed + bytes(-len(sealed) % ALIGN)
+    bare = fixed + digest + base
+    header = bare + struct.pack("<Q", checksum(bare))
+    return header + bytes(-len(header) % ALIGN)
 
 
 def _tail(tail: Buffer, name: str) -> tuple[int, int, int, bytes]:
