@@ -149,7 +149,7 @@ except StorageReadOnly as error:
 
 @pytest.mark.parametrize("writer_is_there", [False, True])
 def test_a_read_only_folder_can_be_read(tmp_path, writer_is_there):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     store = tmp_path / "store"
     url = f"sqlite:///{store}/catalog.sqlite"
