@@ -97,7 +97,7 @@ class CatalogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.writers)
     @rule(data=st.data())
     def commit(self, data):
-        self.finish(data.draw(st.sampled_from(sorted(self.writers))))
+        self.finish(data.draw(st.sampled_from(list(self.writers))))
 
     def finish(self, session):
         writer = self.writers[session]
@@ -119,7 +119,7 @@ class CatalogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.writers)
     @rule(data=st.data(), by_gc=st.booleans())
     def end(self, data, by_gc):
-        session = data.draw(st.sampled_from(sorted(self.writers)))
+        session = data.draw(st.sampled_from(list(self.writers)))
         writer = self.writers[session]
         if by_gc and writer.open:
             self.catalog.extend_session(session, -1)
