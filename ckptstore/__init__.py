@@ -1,1 +1,161 @@
-"""Git for training state."""
+"""Git for training state: commits that store only the bytes that are new, checkouts that are bit-exact.
+
+    store = ckptstore.open("./ckpts")
+    store.commit({"model": model, "optim": optimizer}, step=100, metadata={"loss": 2.3})
+    store.checkout(100, into={"model": model, "optim": optimizer})
+
+Names are imported when they are first used, so that `import ckptstore` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckptstore.catalog.base import CatalogStats as Stats
+    from ckptstore.catalog.base import CommitRecord as Commit
+    from ckptstore.catalog.base import RunRecord as Run
+    from ckptstore.errors import (
+        BudgetTooSmall,
+        CatalogBusy,
+        CatalogError,
+        CatalogLocation,
+        CkptStoreError,
+        Conflict,
+        CorruptData,
+        FormatError,
+        GcRefused,
+        InvalidArgument,
+        MissingData,
+        NotAStore,
+        NotFound,
+        ObjectExists,
+        ObjectNotFound,
+        PathNotFound,
+        PickleRefused,
+        RunNotFound,
+        SchemaTooNew,
+        SchemaTooOld,
+        SessionFenced,
+        StateError,
+        StateMismatch,
+        StepExists,
+        StepNotFound,
+        StepProtected,
+        StorageError,
+        StorageFull,
+        StorageReadOnly,
+        StoreTooNew,
+        TagNotFound,
+        UnknownType,
+        UnsupportedLeaf,
+    )
+    from ckptstore.format.manifest import TensorEntry, ValueEntry
+    from ckptstore.operations.background import CommitHandle
+    from ckptstore.operations.diff import Change, Diff, Numbers
+    from ckptstore.operations.gc import GcPlan, GcReport
+    from ckptstore.operations.retention import KeepBest, KeepEvery, KeepLast, Policy
+    from ckptstore.operations.verify import Problem, VerifyReport
+    from ckptstore.operations.view import ManifestView
+    from ckptstore.state.stateful import RNGState, StateDict
+    from ckptstore.store import Store
+    from ckptstore.store import open_store as open  # noqa: A004 - `ckptstore.open` reads as it should
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetTooSmall",
+    "CatalogBusy",
+    "CatalogError",
+    "CatalogLocation",
+    "Change",
+    "CkptStoreError",
+    "Commit",
+    "CommitHandle",
+    "Conflict",
+    "CorruptData",
+    "Diff",
+    "FormatError",
+    "GcPlan",
+    "GcRefused",
+    "GcReport",
+    "InvalidArgument",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLast",
+    "ManifestView",
+    "MissingData",
+    "NotAStore",
+    "NotFound",
+    "Numbers",
+    "ObjectExists",
+    "ObjectNotFound",
+    "PathNotFound",
+    "PickleRefused",
+    "Policy",
+    "Problem",
+    "RNGState",
+    "Run",
+    "RunNotFound",
+    "SchemaTooNew",
+    "SchemaTooOld",
+    "SessionFenced",
+    "StateDict",
+    "StateError",
+    "StateMismatch",
+    "Stats",
+    "StepExists",
+    "StepNotFound",
+    "StepProtected",
+    "StorageError",
+    "StorageFull",
+    "StorageReadOnly",
+    "Store",
+    "StoreTooNew",
+    "TagNotFound",
+    "TensorEntry",
+    "UnknownType",
+    "UnsupportedLeaf",
+    "ValueEntry",
+    "VerifyReport",
+    "open",
+]
+
+_ELSEWHERE = {
+    "Change": "operations.diff:Change",
+    "Commit": "catalog.base:CommitRecord",
+    "CommitHandle": "operations.background:CommitHandle",
+    "Diff": "operations.diff:Diff",
+    "GcPlan": "operations.gc:GcPlan",
+    "GcReport": "operations.gc:GcReport",
+    "KeepBest": "operations.retention:KeepBest",
+    "KeepEvery": "operations.retention:KeepEvery",
+    "KeepLast": "operations.retention:KeepLast",
+    "ManifestView": "operations.view:ManifestView",
+    "Numbers": "operations.diff:Numbers",
+    "Policy": "operations.retention:Policy",
+    "Problem": "operations.verify:Problem",
+    "RNGState": "state.stateful:RNGState",
+    "Run": "catalog.base:RunRecord",
+    "StateDict": "state.stateful:StateDict",
+    "Stats": "catalog.base:CatalogStats",
+    "Store": "store:Store",
+    "TensorEntry": "format.manifest:TensorEntry",
+    "ValueEntry": "format.manifest:ValueEntry",
+    "VerifyReport": "operations.verify:VerifyReport",
+    "open": "store:open_store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _ELSEWHERE.get(name, f"errors:{name}").partition(":")
+    found = getattr(import_module(f"{__name__}.{module}"), attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CatalogLocation, InvalidArgument, NotAStore, ObjectExists, ObjectNotFound
 from ckptstore.format import version
@@ -18,16 +18,18 @@ from ckptstore.storage import open_storage
 from ckptstore.storage.base import Storage
 from ckptstore.storage.filesystem import network_file_system
 from ckptstore.storage.local import LocalStorage
+from ckptstore.storage.wrappers import ReadOnly
 
 CATALOG_FILE = "catalog.sqlite"
 _CHUNK_BYTES = (4096, 1 << 30)
 
 
 def open_parts(
-    url: str | Path,
+    url: str | os.PathLike[str],
     *,
     catalog: str | None,
     create: bool,
+    read_only: bool,
     digest: str,
     chunk_bytes: int,
     storage_options: Mapping[str, Any] | None,
@@ -41,7 +43,8 @@ def open_parts(
             raise NotAStore(f"{storage.url} holds no {version.KEY}: check the place, or make a store with init")
         config = _found(storage, digest, chunk_bytes)
     version.check_features(config.requires_read, "read", storage.url)
-    return ChunkStore(storage, open_catalog(_catalog_url(storage, catalog), create=create), config)
+    found = open_catalog(_catalog_url(storage, catalog), create=create)
+    return ChunkStore(ReadOnly(storage) if read_only else storage, found, config)
 
 
 def _check_settings(digest: str, chunk_bytes: int) -> None:
@@ -83,4 +86,4 @@ def _catalog_url(storage: Storage, catalog: str | None) -> str:
         raise CatalogLocation(
             f"{storage.root} lies on {kind}, where SQLite's locks are not safe: give catalog=, a database URL"
         )
-    return f"sqlite:///{storage.root / CATALOG_FILE}"
+    return sqlite_url(storage.root / CATALOG_FILE)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.format.grid import Grid
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, ValueEntry, chunk_digests, entry_bytes
+from ckptstore.operations.view import ManifestView
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,19 @@ class Diff:
         return sum(change.changed_bytes for change in self.changes if change.kind in ("added", "changed"))
 
 
+def compare_commits(old: ManifestView, new: ManifestView, digest_size: int) -> Diff:
+    """The difference of two commits, from their manifests alone."""
+    changes = tuple(compare(old.manifest, new.manifest, digest_size))
+    touched = sum(change.kind != "removed" for change in changes)
+    return Diff(old.commit, new.commit, changes, len(new) - touched, old.commit.logical_bytes, new.commit.logical_bytes)
+
+
 def compare(old: Manifest, new: Manifest, digest_size: int) -> list[Change]:
     """Every leaf that differs, in the order of the new manifest, removed ones last."""
     changes = [
         Change(path, "changed", old.entries[path], entry, changed_bytes(old.entries[path], entry, digest_size))
         for path, entry in new.entries.items()
-        if path in old.entries and old.entries[path] != entry
+        if path in old.entries and _content(old.entries[path]) != _content(entry)
     ]
     added = {path: entry for path, entry in new.entries.items() if path not in old.entries}
     removed = {path: entry for path, entry in old.entries.items() if path not in new.entries}
@@ -118,10 +129,15 @@ def _chunk_sizes(entry: Entry) -> list[int]:
 
 def _moves(removed: Mapping[str, Entry], added: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
     """Pairs of new and old path with the same content; a content that several old paths had goes in order."""
-    waiting: dict[Entry, list[str]] = {}
+    waiting: dict[bytes, list[str]] = defaultdict(list)
     for path, entry in removed.items():
         if isinstance(entry, TensorEntry) and entry_bytes(entry):
-            waiting.setdefault(entry, []).append(path)
+            waiting[_content(entry)].append(path)
     for path, entry in added.items():
-        if isinstance(entry, TensorEntry) and waiting.get(entry):
-            yield path, waiting[entry].pop(0)
+        if waiting.get(_content(entry)):
+            yield path, waiting[_content(entry)].pop(0)
+
+
+def _content(entry: Entry) -> bytes:
+    """Equal for equal entries; unlike `==` it tells 1 from True and 0.0 from -0.0."""
+    return msgspec.msgpack.encode(entry)

@@ -8,7 +8,7 @@ only after that removed from storage, so every step can be repeated after a cras
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog, CommitRecord, Condemned
 from ckptstore.errors import GcRefused, InvalidArgument
@@ -52,8 +52,8 @@ class GcPlan:
         grace: seconds a deleted step can be restored.
     """
 
-    storage: Storage
-    catalog: Catalog
+    storage: Storage = field(repr=False)
+    catalog: Catalog = field(repr=False)
     run: str
     delete: tuple[CommitRecord, ...]
     keep: dict[str, str]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptstore.catalog.base import Catalog
-from ckptstore.errors import InvalidArgument
+from ckptstore.catalog.base import Catalog, CommitRecord
+from ckptstore.errors import InvalidArgument, RunNotFound
 from ckptstore.operations.address import Ref, check_metadata, check_step, resolve
 
 
@@ -38,3 +38,11 @@ def draft(catalog: Catalog, run: str, step: int, parent: Ref | None, metadata: M
             raise InvalidArgument(f"parent {commit.step} of step {number} in the same run: a parent is a lower step")
         base = commit.id
     return Draft(run, number, base, check_metadata(metadata))
+
+
+def log(catalog: Catalog, run: str, *, deleted: bool = False) -> list[CommitRecord]:
+    """Commits of a run, newest step first; none for a run that has none yet."""
+    try:
+        return catalog.commits(run, deleted=deleted)[::-1]
+    except RunNotFound:
+        return []

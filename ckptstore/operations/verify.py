@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import msgspec
+
 from ckptstore.catalog.base import CommitRecord, PackRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
@@ -78,7 +80,8 @@ def _check_document(chunks: ChunkStore, commit: CommitRecord, documents: dict[st
     try:
         kept = chunks.catalog.manifest(commit.id)
         documents[commit.id] = written = document.decode(kept, f"of {here} in the catalog")
-        if _identity(commit) != _identity(written):
+        parent = written.parent if commit.parent is not None else None  # a purged parent is forgotten
+        if _identity(commit) != _identity(msgspec.structs.replace(written, parent=parent)):
             yield Problem("catalog", f"the record of {here} contradicts its manifest", affected=(here,))
         if chunks.digest.compute(document.encode_manifest(written.manifest)) != written.content:
             yield Problem("catalog", f"the manifest of {here} does not have its digest", affected=(here,))

@@ -10,16 +10,21 @@ from ckptstore.format.manifest import Entry, Manifest
 
 
 class ManifestView(Mapping[str, Entry]):
-    """The leaves of one commit. Also knows the containers and which paths are one tensor."""
+    """The leaves of one commit. `commit` is its record; `manifest` also has the containers and what is tied."""
 
     def __init__(self, commit: CommitRecord, manifest: Manifest) -> None:
         self.commit, self.manifest = commit, manifest
+
+    @property
+    def name(self) -> str:
+        """How messages name the commit."""
+        return f"{self.commit.run}@{self.commit.step}"
 
     def __getitem__(self, path: str) -> Entry:
         try:
             return self.manifest.entries[path]
         except KeyError:
-            raise PathNotFound(unknown_path(self.commit, path, self.manifest)) from None
+            raise self.unknown(path) from None
 
     def __contains__(self, path: object) -> bool:
         return path in self.manifest.entries
@@ -31,9 +36,9 @@ class ManifestView(Mapping[str, Entry]):
         return len(self.manifest.entries)
 
     def __repr__(self) -> str:
-        return f"<manifest of {self.commit.run}@{self.commit.step}: {len(self)} leaves>"
+        return f"<manifest of {self.name}: {len(self)} leaves>"
 
-
-def unknown_path(commit: CommitRecord, path: str, manifest: Manifest) -> str:
-    """The message for a path that a commit does not have."""
-    return f"{commit.run}@{commit.step} has no path {path!r}; {nearest(path, manifest.entries)}"
+    def unknown(self, path: str) -> PathNotFound:
+        """The error for a path that the commit does not have."""
+        known = [*self.manifest.entries, *self.manifest.containers]
+        return PathNotFound(f"{self.name} has no path {path!r}; {nearest(path, known)}")

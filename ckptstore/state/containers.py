@@ -79,6 +79,31 @@ def build_container(container: Container, children: Mapping[Value, Any], path: s
     raise UnknownType(f"{path!r} is a {kind!r}, which this version of ckptstore does not know: use a newer one")
 
 
+def require_class(container: Container, path: str) -> None:
+    """Raises UnknownType when building the container would, for want of its class."""
+    if container.kind == "namedtuple":
+        find_namedtuple(container.type, path, container.keys)
+    elif container.kind == "dataclass":
+        find_dataclass(container.type, path)
+
+
+def assign_children(live: Any, container: Container, children: Sequence[object], path: str) -> Any:
+    """The live container with other children: itself where it can be changed, a new one otherwise."""
+    kind = container.kind
+    if kind in _MAPPINGS or kind == "defaultdict":
+        for key, child in zip(list(live), children, strict=True):
+            live[key] = child
+    elif kind in {"list", "deque"}:
+        for place, child in enumerate(children):
+            live[place] = child
+    elif kind == "dataclass" and not live.__dataclass_params__.frozen:
+        for name, child in zip(container.keys, children, strict=True):
+            object.__setattr__(live, name, child)
+    else:
+        return build_container(container, dict(zip(container.keys, children, strict=True)), path, allow_pickle=True)
+    return live
+
+
 def _build_mapping(container: Container, children: Mapping[Value, Any], path: str, *, allow_pickle: bool) -> object:
     made: dict[Any, Any]
     if container.kind == "defaultdict":

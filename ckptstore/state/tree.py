@@ -36,6 +36,13 @@ class Flat:
     containers: dict[str, Container]
     aliases: tuple[tuple[str, ...], ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays; what is tied counts once."""
+        repeated = {path for group in self.aliases for path in group[1:]}
+        arrays = (leaf for path, leaf in self.leaves.items() if path not in repeated)
+        return sum(leaf.nbytes for leaf in arrays if isinstance(leaf, TensorLeaf))
+
 
 def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False) -> Flat:
     """Every leaf of a state; tensors are not copied. Objects with state_dict and load_state_dict stand for theirs.

@@ -1,0 +1,118 @@
+"""Leaves of a commit back into memory, straight into their destinations where these are plain memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from math import prod
+
+import msgspec
+import numpy as np
+
+from ckptstore.chunkstore import ChunkStore, Fetch
+from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.format.grid import Grid, Index
+from ckptstore.format.manifest import Entry, TensorEntry, ValueEntry, chunk_digests
+from ckptstore.format.selection import Part, Selection, contiguous_span, everything
+from ckptstore.state.tensors import Array, allocate, finish, writable_bytes, write_box
+from ckptstore.state.values import decode
+
+
+def load_values(
+    chunks: ChunkStore, entries: Mapping[str, Entry], *, allow_pickle: bool, budget: int
+) -> dict[str, object]:
+    """Every plain value among the entries, decoded."""
+    values = {path: entry for path, entry in entries.items() if isinstance(entry, ValueEntry)}
+    large = {path: bytearray(entry.size) for path, entry in values.items() if entry.chunks}
+    wishes = [wish for path, out in large.items() for wish in _value_fetches(values[path], out, chunks, path)]
+    chunks.fetch(wishes, budget=budget)
+    encoded = {
+        path: msgspec.msgpack.decode(large[path]) if path in large else entry.value for path, entry in values.items()
+    }
+    return {path: decode(value, path, allow_pickle=allow_pickle) for path, value in encoded.items()}
+
+
+def load_arrays(
+    chunks: ChunkStore,
+    entries: Mapping[str, Entry],
+    targets: Mapping[str, Array],
+    *,
+    same: Iterable[tuple[str, ...]],
+    budget: int,
+    advance: Advance = ignore,
+) -> dict[str, object]:
+    """Every array among the entries: in its target where there is one, newly made otherwise.
+
+    Paths in one group of `same` come back as one array: the first one's.
+    """
+    wanted = {path: entry for path, entry in entries.items() if isinstance(entry, TensorEntry)}
+    first = {path: group[0] for group in _present(same, wanted) for path in group[1:] if path not in targets}
+    arrays: dict[str, Array] = {}
+    wishes: list[Fetch] = []
+    for path, entry in wanted.items():
+        if path not in first:
+            arrays[path] = targets[path] if path in targets else allocate(entry)
+            wishes += array_fetches(entry, arrays[path], everything(entry.shape), chunks, path)
+    chunks.fetch(wishes, budget=budget, advance=advance)
+    made = {path: array if path in targets else finish(array, wanted[path]) for path, array in arrays.items()}
+    return {path: made[first.get(path, path)] for path in wanted}
+
+
+def array_fetches(
+    entry: TensorEntry, target: Array, selection: Selection, chunks: ChunkStore, label: str
+) -> list[Fetch]:
+    """The wishes that fill `target`, of shape `selection.full_shape`, with the selected elements.
+
+    Bytes kept inline are filled in at once.
+    """
+    if not entry.chunks:
+        whole = Grid(entry.shape, tuple(max(extent, 1) for extent in entry.shape))
+        for part in selection.parts(whole):
+            _place(target, entry, entry.shape, part, memoryview(entry.inline))
+        return []
+    grid = Grid(entry.shape, entry.chunk_shape)
+    plain = writable_bytes(target)
+    digests = chunk_digests(entry, chunks.digest.size)
+    return [
+        _array_fetch(entry, target, plain, part, grid, digests[part.number], selection.full_shape, label)
+        for part in selection.parts(grid)
+    ]
+
+
+def _array_fetch(
+    entry: TensorEntry,
+    target: Array,
+    plain: memoryview | None,
+    part: Part,
+    grid: Grid,
+    digest: bytes,
+    target_shape: Index,
+    label: str,
+) -> Fetch:
+    start, stop = grid.box(part.number)
+    extent = tuple(high - low for low, high in zip(start, stop, strict=True))
+    size = prod(extent) * entry.itemsize
+    span = contiguous_span(target_shape, part.start, part.stop) if part.whole else None
+    if plain is not None and span is not None:
+        out = plain[span[0] * entry.itemsize : (span[0] + span[1]) * entry.itemsize]
+        return Fetch(digest, size, label, out=out)
+    return Fetch(digest, size, label, deliver=partial(_place, target, entry, extent, part))
+
+
+def _place(target: Array, entry: TensorEntry, extent: Index, part: Part, data: memoryview) -> None:
+    if not part.whole:
+        elements = np.frombuffer(data, dtype=f"V{entry.itemsize}").reshape(extent)
+        data = memoryview(elements[part.source].tobytes())
+    write_box(target, part.start, part.stop, data)
+
+
+def _value_fetches(entry: ValueEntry, out: bytearray, chunks: ChunkStore, label: str) -> list[Fetch]:
+    view = memoryview(out)
+    pieces = (view[at : at + entry.chunk_size] for at in range(0, entry.size, entry.chunk_size))
+    digests = chunk_digests(entry, chunks.digest.size)
+    return [Fetch(digest, len(piece), label, out=piece) for digest, piece in zip(digests, pieces, strict=True)]
+
+
+def _present(groups: Iterable[tuple[str, ...]], known: Mapping[str, object]) -> list[list[str]]:
+    present = ([path for path in group if path in known] for group in groups)
+    return [group for group in present if len(group) > 1]

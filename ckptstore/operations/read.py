@@ -1,0 +1,76 @@
+"""One leaf of a commit, whole or in part, or everything beneath a container."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from torch import Tensor
+
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import InvalidArgument
+from ckptstore.format.grid import Index
+from ckptstore.format.manifest import TensorEntry
+from ckptstore.format.selection import Selection, everything, select
+from ckptstore.operations.load import array_fetches, load_arrays, load_values
+from ckptstore.operations.view import ManifestView
+from ckptstore.state.tensors import Array, allocate, check_fits, finish
+from ckptstore.state.tree import unflatten
+
+
+def read(
+    chunks: ChunkStore, view: ManifestView, path: str, index: Any, out: Any, *, allow_pickle: bool, budget: int
+) -> Any:
+    """What is at `path`; see `Store.read`."""
+    entry = view.manifest.entries.get(path)
+    if isinstance(entry, TensorEntry):
+        return _read_array(chunks, entry, path, index, out, budget)
+    if entry is None and path not in view.manifest.containers:
+        raise view.unknown(path)
+    if index is not ... or out is not None:
+        raise InvalidArgument(f"{path!r} is no dense array: `index` and `out` are for those")
+    return _read_tree(chunks, view, path, allow_pickle=allow_pickle, budget=budget)
+
+
+def _read_tree(chunks: ChunkStore, view: ManifestView, path: str, *, allow_pickle: bool, budget: int) -> Any:
+    manifest = view.manifest
+    prefix = f"{path}/" if path else ""
+    entries = {name: entry for name, entry in manifest.entries.items() if name == path or name.startswith(prefix)}
+    leaves = load_values(chunks, entries, allow_pickle=allow_pickle, budget=budget)
+    leaves |= load_arrays(chunks, entries, {}, same=manifest.aliases, budget=budget)
+    return unflatten(manifest.containers, leaves, root=path, allow_pickle=allow_pickle)
+
+
+def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, out: Any, budget: int) -> Array:
+    whole = index is ...
+    selection = everything(entry.shape) if whole else select(entry.shape, index)
+    shape = tuple(len(chosen) for dim, chosen in enumerate(selection.ranges) if dim not in selection.dropped)
+    if out is not None:
+        _check_out(path, entry, shape, out)
+        _fill(chunks, entry, _with_dims(out, selection), selection, path, budget)
+        return out  # type: ignore[no-any-return]
+    if whole:
+        made = allocate(entry)
+        _fill(chunks, entry, made, selection, path, budget)
+        return finish(made, entry)
+    made = allocate(replace(entry, shape=selection.full_shape, order=None))
+    _fill(chunks, entry, made, selection, path, budget)
+    return made.reshape(shape)
+
+
+def _fill(chunks: ChunkStore, entry: TensorEntry, target: Array, selection: Selection, path: str, budget: int) -> None:
+    chunks.fetch(array_fetches(entry, target, selection, chunks, path), budget=budget)
+
+
+def _check_out(path: str, entry: TensorEntry, shape: Index, out: object) -> None:
+    misfit = check_fits(path, replace(entry, shape=shape), out)
+    if misfit is not None:
+        raise InvalidArgument(f"`out` does not fit: {misfit}")
+
+
+def _with_dims(out: Array, selection: Selection) -> Array:
+    """A view of `out` that has the dropped dims again, of extent 1."""
+    for dim in sorted(selection.dropped):
+        out = out.detach().unsqueeze(dim) if isinstance(out, Tensor) else np.expand_dims(out, dim)
+    return out

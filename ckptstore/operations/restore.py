@@ -1,0 +1,145 @@
+"""Checkout into live state: everything is checked first, then tensors are filled in place and objects told.
+
+Plain state, modules and `StateDict` must have the commit's paths exactly. Other stateful objects (optimizers,
+schedulers, loaders) may hold more or less than the commit, as a fresh optimizer does: they get its state whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.chunkstore.grouping import Advance
+from ckptstore.format.manifest import Manifest
+from ckptstore.operations.fitting import Fitting
+from ckptstore.operations.load import load_arrays, load_values
+from ckptstore.operations.paths import require_matches
+from ckptstore.operations.view import ManifestView
+from ckptstore.state.composites import is_dense
+from ckptstore.state.containers import assign_children, open_container, require_class
+from ckptstore.state.paths import join, segment
+from ckptstore.state.stateful import RNGState
+from ckptstore.state.tensors import identity
+from ckptstore.state.tree import is_stateful, unflatten
+
+
+def restore(
+    chunks: ChunkStore,
+    view: ManifestView,
+    into: Mapping[str, Any],
+    globs: Sequence[str] | None,
+    *,
+    strict: bool,
+    allow_pickle: bool,
+    budget: int,
+    advance: Advance,
+) -> None:
+    """Load the commit's leaves under the names of `into`; see `Store.checkout`."""
+    manifest = view.manifest
+    if globs is not None:
+        require_matches([*manifest.entries, *manifest.containers], globs, view.name)
+    fitting = Fitting(manifest, into, globs, strict=strict)
+    for path, container in manifest.containers.items():
+        if fitting.whole(path):
+            require_class(container, path)
+    loaded = load_values(chunks, fitting.wanted, allow_pickle=allow_pickle, budget=budget)
+    fitting.check(loaded)
+    loaded |= _fill(chunks, manifest, fitting, budget, advance)
+    _Telling(manifest, fitting, loaded, allow_pickle).tell(into)
+
+
+def _fill(chunks: ChunkStore, manifest: Manifest, fitting: Fitting, budget: int, advance: Advance) -> dict[str, object]:
+    """Every wanted array, loaded; what is one memory in the target is filled once."""
+    repeated = {path: group[0] for group in fitting.ties() for path in group[1:]}
+    entries = {path: entry for path, entry in fitting.wanted.items() if path not in repeated}
+    arrays = load_arrays(chunks, entries, fitting.targets, same=manifest.aliases, budget=budget, advance=advance)
+    return arrays | {path: arrays[first] for path, first in repeated.items()}
+
+
+@dataclass(slots=True)
+class _Telling:
+    """Hands what was loaded to the objects of a state."""
+
+    manifest: Manifest
+    fitting: Fitting
+    loaded: dict[str, object]
+    allow_pickle: bool
+    _last: list[tuple[RNGState, str]] = field(default_factory=list)
+
+    def tell(self, into: Mapping[str, Any]) -> None:
+        """All of it; random state at the end, since other objects may draw numbers while they load."""
+        for name, live in list(into.items()):
+            renewed = self._visit(live, segment(name))
+            if renewed is not live:
+                into[name] = renewed  # type: ignore[index]
+        for owner, path in self._last:
+            self._load(owner, path)
+
+    def _visit(self, live: Any, path: str) -> Any:
+        """What stands at `path` now: `live` itself where it can be changed, something new otherwise."""
+        if isinstance(live, RNGState):
+            self._last.append((live, path))
+            return live
+        if is_stateful(live):
+            self._load(live, path)
+            return live
+        if path in self.loaded:
+            return _renewed(live, self.loaded[path])
+        opened = None if isinstance(live, torch.Tensor) else open_container(live, path)
+        if opened is None:
+            return live
+        container, children = opened
+        renewed = [
+            self._visit(child, join(path, segment(key))) for key, child in zip(container.keys, children, strict=True)
+        ]
+        changed = any(new is not old for new, old in zip(renewed, children, strict=True))
+        return assign_children(live, container, renewed, path) if changed else live
+
+    def _load(self, owner: Any, path: str) -> None:
+        """Give a stateful object its part of the commit, if that has one for it."""
+        if not self.fitting.touches(path):
+            return
+        if self.fitting.whole(path):
+            state = unflatten(self.manifest.containers, self.loaded, root=path, allow_pickle=self.allow_pickle)
+        else:
+            state = self._visit(owner.state_dict(), path)
+        if isinstance(owner, torch.nn.Module):
+            _put_own_tensors(owner, state)
+        owner.load_state_dict(state)
+        if isinstance(owner, torch.optim.Optimizer):
+            _keep_dtypes(owner, state)
+
+
+def _renewed(live: Any, loaded: Any) -> Any:
+    """The loaded value; in the live object where others may hold on to that."""
+    if type(live) is type(loaded) is list:
+        live[:] = loaded
+        return live
+    if isinstance(live, torch.Generator) and isinstance(loaded, torch.Generator) and live.device == loaded.device:
+        live.set_state(loaded.get_state())
+        return live
+    return loaded
+
+
+def _put_own_tensors(module: torch.nn.Module, state: dict[str, Any]) -> None:
+    """Put the module's own tensors where these are filled already: copying one onto itself costs nothing."""
+    for key, own in module.state_dict(keep_vars=True).items():
+        if isinstance(own, torch.Tensor) and isinstance(state.get(key), torch.Tensor) and _is_filled(own, state[key]):
+            state[key] = own
+
+
+def _is_filled(own: torch.Tensor, value: torch.Tensor) -> bool:
+    return is_dense(own) and is_dense(value) and own.device == value.device and identity(own.data) == identity(value)
+
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Undo that `Optimizer.load_state_dict` casts a parameter's state to the parameter's dtype, which loses bits."""
+    live = optimizer.state_dict()["state"]
+    for key, values in state.get("state", {}).items():
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if isinstance(value, torch.Tensor) and live[key][name].dtype != value.dtype:
+                live[key][name] = value.to(live[key][name].device)

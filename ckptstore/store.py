@@ -1,0 +1,386 @@
+"""The face of a store. Every method is a thin call of one operation.
+
+Operations that touch live state are imported when called: they import torch, which takes seconds, and
+`ckptstore log` must not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
+from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
+from ckptstore.errors import StorageReadOnly
+from ckptstore.format import document
+from ckptstore.format.version import MIB
+from ckptstore.opening import open_parts
+from ckptstore.operations import address, gc, history, verify
+from ckptstore.operations.address import LATEST, Ref
+from ckptstore.operations.diff import Diff, compare_commits
+from ckptstore.operations.gc import DEFAULT_GRACE, GcPlan, GcReport
+from ckptstore.operations.retention import Policy
+from ckptstore.operations.verify import VerifyReport
+from ckptstore.operations.view import ManifestView
+from ckptstore.progress import ProgressCallback, meter
+
+if TYPE_CHECKING:
+    from ckptstore.operations.background import CommitHandle
+
+DEFAULT_RUN = "main"
+DEFAULT_CHUNK_BYTES = 4 * MIB
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    *,
+    catalog: str | None = None,
+    run: str = DEFAULT_RUN,
+    create: bool = True,
+    read_only: bool = False,
+    digest: str = "xxh3_128",
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Store:
+    """Open a store, made if nothing is there yet.
+
+    Args:
+        url: a folder, or any URL that fsspec knows.
+        catalog: database URL (SQLAlchemy's); by default `catalog.sqlite` in the folder.
+        run: the run that steps belong to; it begins to exist with its first commit.
+        create: make what is missing; otherwise a missing store is an error.
+        read_only: refuse everything that changes the store.
+        digest: `xxh3_128`, `sha256` or `blake3`; only looked at when the store is made.
+        chunk_bytes: most bytes of a chunk, 4 KiB to 1 GiB; only looked at when the store is made.
+        storage_options: what fsspec passes on to the file system of a URL.
+
+    Raises:
+        InvalidArgument: an argument that cannot be.
+        NotAStore: the place holds something else, or nothing and `create` is off.
+        StoreTooNew, SchemaTooNew: made by a newer ckptstore.
+        SchemaTooOld: run `ckptstore migrate`.
+        CatalogLocation: SQLite on a network file system.
+    """
+    name = address.check_name("run", run)
+    parts = open_parts(
+        url,
+        catalog=catalog,
+        create=create and not read_only,
+        read_only=read_only,
+        digest=digest,
+        chunk_bytes=chunk_bytes,
+        storage_options=storage_options,
+    )
+    return Store(parts, name, read_only=read_only)
+
+
+class Store:
+    """A store, seen from one of its runs. Made by `ckptstore.open`.
+
+    A commit is named by its step, a tag, "latest", any of these behind `run@` for another run, or its record.
+    Every method may raise CatalogError and StorageError when database or storage fail; nothing is half-made then.
+    May be used from several threads. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, parts: ChunkStore, run: str, *, read_only: bool = False) -> None:
+        self._parts, self._run, self._read_only = parts, run, read_only
+        self._flight: CommitHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<ckptstore.Store {self.url} run={self._run!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """Where the store lies."""
+        return self._parts.storage.url
+
+    @property
+    def run(self) -> str:
+        """The run that steps without `run@` belong to."""
+        return self._run
+
+    def close(self) -> None:
+        """Wait for a background commit, raise its error if nobody saw it, and give back the catalog's connections."""
+        try:
+            self._land()
+        finally:
+            self._parts.catalog.close()
+
+    # writing
+
+    def commit(
+        self,
+        app_state: Mapping[str, Any],
+        *,
+        step: int,
+        metadata: Mapping[str, Any] | None = None,
+        parent: Ref | None = None,
+        run: str | None = None,
+        allow_pickle: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> CommitRecord:
+        """Store a state as one immutable step; only bytes that the store does not hold yet are written.
+
+        Args:
+            app_state: name → object with `state_dict` and `load_state_dict`, or nested plain state with tensors.
+            step: 0 to 2**63 - 1, unique in the run.
+            metadata: JSON, such as {"loss": 2.3}; shown by `log`, used by `KeepBest`.
+            parent: the commit this one continues; by default the run's highest step below this one. With a parent
+                from another run, the first commit of a run forks it from there.
+            run: another run than the store's own; made if new.
+            allow_pickle: store leaves of unknown types as pickles.
+            progress: called with (stage, bytes done, bytes in all).
+
+        Returns:
+            The commit's record. It is durable: a crash after the return loses nothing, one before changes nothing.
+
+        Raises:
+            UnsupportedLeaf: a leaf has no encoding; names its path.
+            StepExists: the step holds another state. The same state again is success.
+            InvalidArgument: a bad step, run, parent or metadata.
+        """
+        from ckptstore.operations.commit import commit
+        from ckptstore.state.tree import flatten
+
+        self._land()
+        draft = self._draft(step, metadata, parent, run)
+        flat = flatten(app_state, allow_pickle=allow_pickle)
+        return commit(self._parts, flat, draft, meter(progress, "commit", flat.nbytes))
+
+    def commit_async(
+        self,
+        app_state: Mapping[str, Any],
+        *,
+        step: int,
+        metadata: Mapping[str, Any] | None = None,
+        parent: Ref | None = None,
+        run: str | None = None,
+        allow_pickle: bool = False,
+    ) -> CommitHandle:
+        """Copy the state, return, and commit the copy in the background. Arguments and errors as for `commit`.
+
+        When this returns, the state is staged: training may change it. One commit is in flight at a time; the next
+        one waits for it. An error of the background commit is raised by the handle's `result`, or else by the store's
+        next commit or `close`, and told at exit if all of these never came.
+        """
+        from ckptstore.operations.background import CommitHandle
+        from ckptstore.operations.commit import commit
+        from ckptstore.state.staging import stage
+        from ckptstore.state.tree import flatten
+
+        self._land()
+        draft = self._draft(step, metadata, parent, run)
+        flat = stage(flatten(app_state, allow_pickle=allow_pickle))
+        self._flight = handle = CommitHandle(flat.nbytes)
+        handle.run(lambda: commit(self._parts, flat, draft, handle.advance))
+        return handle
+
+    def tag(self, name: str, step: Ref) -> None:
+        """Give a commit a name in its run, taking the name from another. Tagged commits are never collected."""
+        self._check_writable("tag")
+        commit = self._find(step)
+        self._parts.catalog.tag(commit.run, address.check_name("tag", name), commit.step)
+
+    def untag(self, name: str) -> None:
+        """Remove a tag of the run. Raises TagNotFound."""
+        self._check_writable("untag")
+        self._parts.catalog.tag(self._run, name, None)
+
+    def delete(self, step: Ref) -> None:
+        """Delete a commit. `restore` takes it back until gc's grace is over. Raises StepProtected when it is tagged."""
+        self._check_writable("delete")
+        commit = self._find(step)
+        self._parts.catalog.delete(commit.run, [commit.step])
+
+    def restore(self, step: int) -> CommitRecord:
+        """Take back the last deletion of a step of the run. Raises StepNotFound when nothing is left of it."""
+        self._check_writable("restore")
+        return self._parts.catalog.restore(self._run, address.check_step(step))
+
+    # reading
+
+    def checkout(
+        self,
+        step: Ref = LATEST,
+        *,
+        into: Mapping[str, Any] | None = None,
+        paths: str | Sequence[str] | None = None,
+        strict: bool = True,
+        allow_pickle: bool = False,
+        memory_budget_bytes: int = DEFAULT_BUDGET,
+        progress: ProgressCallback | None = None,
+    ) -> Any:
+        """The state of a commit, bit-exact: as new nested state with tensors on the CPU, or into live objects.
+
+        Args:
+            step: the commit.
+            into: an app state like the one committed, or a part of it: only the names it has are loaded. Tensors
+                are filled where they are, on their device; every object's `load_state_dict` is called; plain values
+                are put into their dicts and lists.
+            paths: globs of logical paths, or containers' paths: only these leaves. `*` stays within a segment,
+                `**` crosses them.
+            strict: with `into`, paths that only one side has are an error. Optimizers, schedulers and other objects
+                that are no module may have another state than the commit's and get the commit's.
+            allow_pickle: load leaves that were stored as pickles. A pickle can run any code.
+            memory_budget_bytes: what reading may hold beside the state itself.
+            progress: called with (stage, bytes done, bytes in all).
+
+        Returns:
+            The nested state, or `into` when that was given.
+
+        Raises:
+            StateMismatch: with `into`; everything that does not fit, before anything was written.
+            PathNotFound: a path that selects nothing.
+            CorruptData: stored bytes are damaged. Objects of `into` may be partly loaded then.
+        """
+        from ckptstore.operations.checkout import checkout
+        from ckptstore.operations.restore import restore
+
+        view = self.manifest(step)
+        globs = (paths,) if isinstance(paths, str) else paths
+        advance = meter(progress, "checkout", view.commit.logical_bytes)
+        options: dict[str, Any] = {"allow_pickle": allow_pickle, "budget": memory_budget_bytes, "advance": advance}
+        if into is None:
+            return checkout(self._parts, view, globs, **options)
+        restore(self._parts, view, into, globs, strict=strict, **options)
+        return into
+
+    def read(
+        self,
+        step: Ref,
+        path: str,
+        *,
+        index: Any = ...,
+        out: Any = None,
+        allow_pickle: bool = False,
+        memory_budget_bytes: int = DEFAULT_BUDGET,
+    ) -> Any:
+        """One leaf, or everything beneath a container's path.
+
+        Args:
+            step: the commit.
+            path: logical path.
+            index: ints, slices with positive steps and `...`, as numpy takes them; only the chunks that hold the
+                wanted elements are read.
+            out: a tensor or array of the result's dtype and shape that is filled and returned.
+            allow_pickle: see `checkout`.
+            memory_budget_bytes: what reading may hold beside the result.
+
+        Raises:
+            PathNotFound: the commit has no such path; names the nearest.
+            InvalidArgument: an index or `out` that does not fit the leaf.
+            BudgetTooSmall: one chunk does not fit into the budget.
+            CorruptData: stored bytes are damaged.
+        """
+        from ckptstore.operations.read import read
+
+        view = self.manifest(step)
+        return read(self._parts, view, path, index, out, allow_pickle=allow_pickle, budget=memory_budget_bytes)
+
+    def manifest(self, step: Ref = LATEST) -> ManifestView:
+        """Logical path → entry of every leaf of a commit; also knows its containers and ties. Reads no data."""
+        commit = self._find(step)
+        data = self._parts.catalog.manifest(commit.id)
+        return ManifestView(commit, document.decode(data, commit.document).manifest)
+
+    def steps(self) -> list[int]:
+        """Steps of the run, ascending."""
+        return self._parts.catalog.steps(self._run)
+
+    def latest(self) -> int | None:
+        """The run's highest step, or None."""
+        return max(self.steps(), default=None)
+
+    def log(self, *, deleted: bool = False) -> list[CommitRecord]:
+        """Commits of the run, newest step first; with `deleted`, also those that can still be restored."""
+        return history.log(self._parts.catalog, self._run, deleted=deleted)
+
+    def find(self, step: Ref = LATEST) -> CommitRecord:
+        """The record of a commit. Raises StepNotFound, RunNotFound, TagNotFound."""
+        return self._find(step)
+
+    def runs(self) -> list[RunRecord]:
+        """Every run of the store, by name."""
+        return self._parts.catalog.runs()
+
+    def tags(self) -> dict[str, int]:
+        """Tags of the run and their steps."""
+        return self._parts.catalog.tags(self._run)
+
+    def stats(self) -> CatalogStats:
+        """Counts over the whole store: what is stored against what is logical."""
+        return self._parts.catalog.stats()
+
+    def diff(
+        self,
+        old: Ref,
+        new: Ref,
+        *,
+        values: bool = False,
+        memory_budget_bytes: int = DEFAULT_BUDGET,
+        progress: ProgressCallback | None = None,
+    ) -> Diff:
+        """What changed from one commit to another: leaves added, removed, moved and changed, with changed bytes.
+
+        Bytes are told by chunk digests, without reading data. With `values`, changed tensors are read, chunk by chunk
+        within the budget, and their numeric change is computed in float64.
+        """
+        before, after = self.manifest(old), self.manifest(new)
+        diff = compare_commits(before, after, self._parts.digest.size)
+        if not values:
+            return diff
+        from ckptstore.operations.numbers import with_numbers
+
+        return with_numbers(self._parts, diff, memory_budget_bytes, progress)
+
+    # keeping
+
+    def plan_gc(self, keep: Policy | None = None, *, grace: float = DEFAULT_GRACE) -> GcPlan:
+        """What `gc` would do now, and why; `plan.execute()` does it.
+
+        Args:
+            keep: which commits of this run to keep, such as `KeepLast(3) | KeepEvery(1000)`. Tagged ones always stay.
+                Without a policy only what is collectable already goes: what was deleted, and what crashes left.
+            grace: seconds for which a deleted step can be restored, and for which its readers have time to finish.
+        """
+        return gc.plan_gc(self._parts.storage, self._parts.catalog, self._run, keep, grace)
+
+    def gc(self, keep: Policy | None = None, *, grace: float = DEFAULT_GRACE) -> GcReport:
+        """Delete the run's commits that `keep` does not keep, and free what no commit needs. See `plan_gc`."""
+        self._check_writable("gc")
+        return self.plan_gc(keep, grace=grace).execute()
+
+    def verify(self, *, progress: ProgressCallback | None = None) -> VerifyReport:
+        """Check the catalog, every manifest and every stored byte. Damage is reported, not raised."""
+        total = sum(pack.size for pack in self._parts.catalog.packs() if pack.state == "live")
+        return verify.verify(self._parts, meter(progress, "verify", total))
+
+    def _find(self, ref: Ref) -> CommitRecord:
+        return address.resolve(self._parts.catalog, self._run, ref)
+
+    def _draft(
+        self, step: int, metadata: Mapping[str, Any] | None, parent: Ref | None, run: str | None
+    ) -> history.Draft:
+        self._check_writable("commit")
+        name = self._run if run is None else address.check_name("run", run)
+        return history.draft(self._parts.catalog, name, step, parent, metadata)
+
+    def _check_writable(self, verb: str) -> None:
+        if self._read_only:
+            raise StorageReadOnly(f"{self.url} was opened with read_only=True: open it without to {verb}")
+
+    def _land(self) -> None:
+        """Wait for the commit in flight."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.surface()
