@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from ckptstore.catalog.base import Catalog, ChunkLocation, NewPack
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
@@ -19,6 +19,8 @@ from ckptstore.format import packs
 from ckptstore.format.codecs import choose
 from ckptstore.format.digests import Digest
 from ckptstore.storage.base import Buffer, Storage
+
+T = TypeVar("T")
 
 _WORKERS = min(4, os.cpu_count() or 1)
 _PACKS_IN_FLIGHT = 2
@@ -85,7 +87,7 @@ class ChunkWriter:
         return self._own, sorted(set(self._pack_of.values()) - own)
 
     def _write_window(self, window: list[Piece]) -> list[bytes]:
-        digests = self._digest(window)
+        digests = self._spread(self._digest, window)
         unseen = list({digest for digest in digests if digest not in self._pack_of})
         found = self._catalog.pin(self._session_id, unseen) if unseen else {}
         self._pack_of.update((digest, location.pack) for digest, location in found.items())
@@ -94,21 +96,22 @@ class ChunkWriter:
             self._store_fresh(fresh)
         return digests
 
-    def _digest(self, window: list[Piece]) -> list[bytes]:
-        def compute(group: list[Piece]) -> list[bytes]:
-            found = [self._compute(piece.data) for piece in group]
-            self._advance(sum(len(piece.data) for piece in group))
-            return found
+    def _digest(self, group: list[Piece]) -> list[bytes]:
+        found = [self._compute(piece.data) for piece in group]
+        self._advance(sum(len(piece.data) for piece in group))
+        return found
 
-        batches = groups(window, lambda piece: len(piece.data), _BATCH_BYTES, _BATCH_CHUNKS)
-        return [digest for found in self._workers.map(compute, batches) for digest in found]
+    def _spread(self, work: Callable[[list[Piece]], list[T]], pieces: Iterable[Piece]) -> list[T]:
+        """`work` on all pieces, in order; many small ones go to a thread together."""
+        batches = groups(pieces, lambda piece: len(piece.data), _BATCH_BYTES, _BATCH_CHUNKS)
+        return [made for batch in self._workers.map(work, batches) for made in batch]
 
     def _store_fresh(self, fresh: dict[bytes, Piece]) -> None:
         if self._refuse is not None:
             raise self._refuse
         self._reserve(sum(len(piece.data) for piece in fresh.values()) // packs.TARGET_BYTES)
         for batch in groups(fresh.items(), lambda item: len(item[1].data), _WINDOW_COPIES, _WINDOW_CHUNKS):
-            encoded = self._workers.map(_encode, [piece for _, piece in batch], chunksize=_chunksize(len(batch)))
+            encoded = self._spread(_encode, (piece for _, piece in batch))
             for (digest, piece), (codec, payload) in zip(batch, encoded, strict=True):
                 self._append(digest, codec, payload, len(piece.data))
 
@@ -139,13 +142,9 @@ def _location(frame: packs.Frame, pack: str) -> ChunkLocation:
     return ChunkLocation(frame.digest, pack, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)
 
 
-def _encode(piece: Piece) -> tuple[int, Buffer]:
-    codec = choose(piece.data)
-    return codec.number, codec.encode(piece.data)
-
-
-def _chunksize(count: int) -> int:
-    return max(1, count // (4 * _WORKERS))
+def _encode(group: list[Piece]) -> list[tuple[int, Buffer]]:
+    chosen = [(choose(piece.data), piece.data) for piece in group]
+    return [(codec.number, codec.encode(data)) for codec, data in chosen]
 
 
 def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
