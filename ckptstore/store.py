@@ -299,7 +299,8 @@ class Store:
 
     def latest(self) -> int | None:
         """The run's highest step, or None."""
-        return max(self.steps(), default=None)
+        newest = self._parts.catalog.newest(self._run, address.MOST_STEP)
+        return None if newest is None else newest.step
 
     def log(self, *, deleted: bool = False) -> list[CommitRecord]:
         """Commits of the run, newest step first; with `deleted`, also those that can still be restored."""

@@ -151,6 +151,9 @@ class Catalog(Protocol):
     def steps(self, run: str) -> list[int]:
         """Live steps of a run, ascending; empty for a run that does not exist."""
 
+    def newest(self, run: str, most: int) -> CommitRecord | None:
+        """The live commit at the highest step up to `most`, or None; also for a run that does not exist."""
+
     def commits(self, run: str | None = None, *, deleted: bool = False) -> list[CommitRecord]:
         """Live commits (with `deleted`, the deleted ones too), by run, then step. RunNotFound for an unknown run."""
 

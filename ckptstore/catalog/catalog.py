@@ -42,6 +42,10 @@ class SqlCatalog:
         with self._database.read() as db:
             return queries.steps(db, run)
 
+    def newest(self, run: str, most: int) -> CommitRecord | None:
+        with self._database.read() as db:
+            return queries.newest(db, run, most)
+
     def commits(self, run: str | None = None, *, deleted: bool = False) -> list[CommitRecord]:
         with self._database.read() as db:
             return queries.all_commits(db, run, deleted=deleted)

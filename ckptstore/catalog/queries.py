@@ -60,6 +60,14 @@ def steps(db: Connection, run: str) -> list[int]:
     return list(db.execute(select(commits.c.step).where(commits.c.run == key, LIVE).order_by(commits.c.step)).scalars())
 
 
+def newest(db: Connection, run: str, most: int) -> CommitRecord | None:
+    """The live commit at the highest step up to `most`."""
+    key = db.execute(select(runs.c.key).where(runs.c.name == run)).scalar()
+    below = select(func.max(commits.c.step)).where(commits.c.run == key, LIVE, commits.c.step <= most)
+    step = db.execute(below).scalar()
+    return None if step is None else live_at(db, key, step)
+
+
 def all_commits(db: Connection, run: str | None, *, deleted: bool) -> list[CommitRecord]:
     """Commits of one or all runs, by run, then step."""
     wanted = [] if run is None else [commits.c.run == run_key(db, run)]
@@ -201,7 +209,7 @@ def tag_not_found(db: Connection, run: str, key: int, name: str) -> TagNotFound:
 
 def _records(db: Connection, *wanted: ColumnElement[bool]) -> list[CommitRecord]:
     found = db.execute(_commits.where(*wanted)).all()
-    names = _tags_of(db, [row.key for row in found] if len(found) == 1 else None)
+    names = _tags_of(db, [row.key for row in found] if len(found) < 2 else None)
     return [_record(row, names.get(row.key, ())) for row in found]
 
 

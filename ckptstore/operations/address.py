@@ -13,7 +13,7 @@ from ckptstore.errors import InvalidArgument
 Ref = int | str | CommitRecord
 """A commit: its step, a tag, "latest", any of these behind `run@`, or the commit itself."""
 
-_MOST_STEP = (1 << 63) - 1
+MOST_STEP = (1 << 63) - 1
 _MOST_NAME = 200
 LATEST = "latest"
 
@@ -33,7 +33,7 @@ def check_step(step: object) -> int:
     if isinstance(step, bool) or not isinstance(step, SupportsIndex):
         raise InvalidArgument(f"step {step!r} is a {type(step).__name__}: give an int")
     number = operator.index(step)
-    if not 0 <= number <= _MOST_STEP:
+    if not 0 <= number <= MOST_STEP:
         raise InvalidArgument(f"step {number}: give one from 0 to 2**63 - 1")
     return number
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ckptstore.catalog.base import CommitRecord, NewCommit, NewPack
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.grouping import Advance
-from ckptstore.errors import RunNotFound, StepExists, StepNotFound
+from ckptstore.errors import StepExists
 from ckptstore.format import document, version
 from ckptstore.format.grid import Grid, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, Value, ValueEntry, logical_bytes
@@ -55,11 +55,8 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
 
 
 def _exists(chunks: ChunkStore, draft: Draft) -> bool:
-    try:
-        chunks.catalog.find(draft.run, draft.step)
-    except (RunNotFound, StepNotFound):
-        return False
-    return True
+    newest = chunks.catalog.newest(draft.run, draft.step)
+    return newest is not None and newest.step == draft.step
 
 
 def _new_commit(chunks: ChunkStore, manifest: Manifest, draft: Draft, own: list[NewPack], used: list[str]) -> NewCommit:

@@ -30,14 +30,12 @@ def draft(catalog: Catalog, run: str, step: int, parent: Ref | None, metadata: M
     """
     number = check_step(step)
     if parent is None:
-        below = [known for known in catalog.steps(run) if known < number]
-        base = catalog.find(run, below[-1]).id if below else None
+        base = catalog.newest(run, number - 1)
     else:
-        commit = resolve(catalog, run, parent)
-        if commit.run == run and commit.step >= number:
-            raise InvalidArgument(f"parent {commit.step} of step {number} in the same run: a parent is a lower step")
-        base = commit.id
-    return Draft(run, number, base, check_metadata(metadata))
+        base = resolve(catalog, run, parent)
+        if base.run == run and base.step >= number:
+            raise InvalidArgument(f"parent {base.step} of step {number} in the same run: a parent is a lower step")
+    return Draft(run, number, base.id if base else None, check_metadata(metadata))
 
 
 def log(catalog: Catalog, run: str, *, deleted: bool = False) -> list[CommitRecord]:

@@ -81,6 +81,10 @@ class CatalogConformance(CatalogGcConformance):
         for run, step in (("b", 3), ("a", 20), ("b", 1), ("a", 3), ("B", 0)):
             make(catalog, new_commit(step, run=run))
         assert catalog.steps("a") == [3, 20]
+        assert [getattr(catalog.newest("a", most), "step", None) for most in (2, 3, 19, 20, 1 << 62)] == [
+            None, 3, 3, 20, 20,
+        ]  # fmt: skip
+        assert catalog.newest("unknown", 5) is None
         assert [(commit.run, commit.step) for commit in catalog.commits()] == [
             ("B", 0), ("a", 3), ("a", 20), ("b", 1), ("b", 3),
         ]  # fmt: skip
