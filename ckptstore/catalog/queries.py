@@ -19,9 +19,11 @@ _IN_LIST = 4096  # below SQLite's and Postgres' limits of parameters
 LIVE = commits.c.deleted.is_(None)
 
 _commits = select(commits, runs.c.name.label("run_name")).join(runs, runs.c.key == commits.c.run)
-_locations = select(
+_location = (
     chunks.c.digest, packs.c.name, chunks.c.offset, chunks.c.length, chunks.c.raw_length, chunks.c.codec, chunks.c.base
-).join(packs, packs.c.key == chunks.c.pack)
+)  # fmt: skip
+_locations = select(*_location).join(packs, packs.c.key == chunks.c.pack)
+_ranked = select(packs.c.key, packs.c.state, *_location).join(packs, packs.c.key == chunks.c.pack)
 
 
 def batched(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
@@ -121,13 +123,14 @@ def manifest(db: Connection, commit: str) -> bytes:
 
 def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
     """Where each chunk lies, in the oldest live pack that holds it."""
-    found: dict[bytes, ChunkLocation] = {}
+    found: dict[bytes, tuple[int, ChunkLocation]] = {}
     for some in batched(list(dict.fromkeys(digests))):
-        wanted = _locations.where(chunks.c.digest.in_(some), packs.c.state == "live")
-        for row in db.execute(wanted.order_by(chunks.c.pack.desc())):
-            location = ChunkLocation(*row)
-            found[location.digest] = location
-    return found
+        # State and order are not the database's work: SQLite would then begin at all live packs instead of the digests.
+        for pack, state, *fields in db.execute(_ranked.where(chunks.c.digest.in_(some))):
+            location = ChunkLocation(*fields)
+            if state == "live" and (location.digest not in found or pack < found[location.digest][0]):
+                found[location.digest] = pack, location
+    return {digest: location for digest, (_, location) in found.items()}
 
 
 def all_packs(db: Connection, commit: str | None) -> list[PackRecord]:
