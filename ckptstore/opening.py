@@ -40,11 +40,28 @@ def open_parts(
     config = _read_config(storage)
     if config is None:
         if not create:
-            raise NotAStore(f"{storage.url} holds no {version.KEY}: check the place, or make a store with init")
+            raise _no_store(storage)
         config = _found(storage, digest, chunk_bytes)
     version.check_features(config.requires_read, "read", storage.url)
-    found = open_catalog(_catalog_url(storage, catalog), create=create)
+    found = open_catalog(_catalog_url(storage, catalog), create=create, read_only=read_only)
     return ChunkStore(ReadOnly(storage) if read_only else storage, found, config)
+
+
+def migrate_catalog(url: str | os.PathLike[str], *, catalog: str | None = None) -> tuple[str, str]:
+    """Bring the catalog of the store at `url` to this version's schema; its revisions before and after.
+
+    Raises NotAStore, SchemaTooNew, and CatalogError when the migration failed; nothing was changed then.
+    """
+    from ckptstore.catalog.migrate import upgrade
+
+    storage = open_storage(url)
+    if _read_config(storage) is None:
+        raise _no_store(storage)
+    return upgrade(_catalog_url(storage, catalog))
+
+
+def _no_store(storage: Storage) -> NotAStore:
+    return NotAStore(f"{storage.url} holds no {version.KEY}: check the place, or make a store with init")
 
 
 def _check_settings(digest: str, chunk_bytes: int) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
-from ckptstore.errors import StorageReadOnly
 from ckptstore.format import document
 from ckptstore.format.version import MIB
 from ckptstore.opening import open_parts
@@ -73,7 +72,7 @@ def open_store(
         chunk_bytes=chunk_bytes,
         storage_options=storage_options,
     )
-    return Store(parts, name, read_only=read_only)
+    return Store(parts, name)
 
 
 class Store:
@@ -84,8 +83,8 @@ class Store:
     May be used from several threads. Use it as a context manager, or call `close`.
     """
 
-    def __init__(self, parts: ChunkStore, run: str, *, read_only: bool = False) -> None:
-        self._parts, self._run, self._read_only = parts, run, read_only
+    def __init__(self, parts: ChunkStore, run: str) -> None:
+        self._parts, self._run = parts, run
         self._flight: CommitHandle | None = None
 
     def __repr__(self) -> str:
@@ -187,24 +186,20 @@ class Store:
 
     def tag(self, name: str, step: Ref) -> None:
         """Give a commit a name in its run, taking the name from another. Tagged commits are never collected."""
-        self._check_writable("tag")
         commit = self._find(step)
         self._parts.catalog.tag(commit.run, address.check_name("tag", name), commit.step)
 
     def untag(self, name: str) -> None:
         """Remove a tag of the run. Raises TagNotFound."""
-        self._check_writable("untag")
         self._parts.catalog.tag(self._run, name, None)
 
     def delete(self, step: Ref) -> None:
         """Delete a commit. `restore` takes it back until gc's grace is over. Raises StepProtected when it is tagged."""
-        self._check_writable("delete")
         commit = self._find(step)
         self._parts.catalog.delete(commit.run, [commit.step])
 
     def restore(self, step: int) -> CommitRecord:
         """Take back the last deletion of a step of the run. Raises StepNotFound when nothing is left of it."""
-        self._check_writable("restore")
         return self._parts.catalog.restore(self._run, address.check_step(step))
 
     # reading
@@ -358,7 +353,6 @@ class Store:
 
     def gc(self, keep: Policy | None = None, *, grace: float = DEFAULT_GRACE) -> GcReport:
         """Delete the run's commits that `keep` does not keep, and free what no commit needs. See `plan_gc`."""
-        self._check_writable("gc")
         return self.plan_gc(keep, grace=grace).execute()
 
     def verify(self, *, progress: ProgressCallback | None = None) -> VerifyReport:
@@ -372,13 +366,8 @@ class Store:
     def _draft(
         self, step: int, metadata: Mapping[str, Any] | None, parent: Ref | None, run: str | None
     ) -> history.Draft:
-        self._check_writable("commit")
         name = self._run if run is None else address.check_name("run", run)
         return history.draft(self._parts.catalog, name, step, parent, metadata)
-
-    def _check_writable(self, verb: str) -> None:
-        if self._read_only:
-            raise StorageReadOnly(f"{self.url} was opened with read_only=True: open it without to {verb}")
 
     def _land(self) -> None:
         """Wait for the commit in flight."""

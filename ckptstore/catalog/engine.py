@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from sqlalchemy import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -17,13 +18,13 @@ from ckptstore.errors import CatalogError, InvalidArgument, StorageReadOnly
 class Database:
     """One database. Connections are made when needed, for each process its own, so it survives fork and pickle."""
 
-    def __init__(self, url: str) -> None:
-        self._address = url
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self._address, self._read_only = url, read_only
         self.parsed = _parse(url)
         self._engines: dict[int, Engine] = {}
 
-    def __reduce__(self) -> tuple[type[Database], tuple[str]]:
-        return Database, (self._address,)
+    def __reduce__(self) -> tuple[partial[Database], tuple[str]]:
+        return partial(Database, read_only=self._read_only), (self._address,)
 
     @property
     def url(self) -> str:
@@ -39,6 +40,8 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction under the store's lock, durable when left without an error."""
+        if self._read_only:
+            raise StorageReadOnly(f"catalog {self.url} was opened for reading only: open the store without read_only")
         with self._errors(), self._engine().connect() as connection, dialects.writing(connection).begin():
             dialects.lock(connection)
             yield connection
