@@ -1,0 +1,7 @@
+"""`python -m ckptstore`."""
+
+from __future__ import annotations
+
+from ckptstore.cli import main
+
+main()

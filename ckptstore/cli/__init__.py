@@ -1,0 +1,44 @@
+"""The command line: `ckptstore VERB STORE …`.
+
+Modules of the store are imported by the commands when they run, so that help and shell completion never wait for them.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ckptstore import __version__
+from ckptstore.cli.collect import gc
+from ckptstore.cli.completion import PROGRAM, completion
+from ckptstore.cli.contents import diff, ls
+from ckptstore.cli.failures import GuardedGroup
+from ckptstore.cli.files import export_, import_
+from ckptstore.cli.history import log, restore, rm, show, steps, tag
+from ckptstore.cli.upkeep import init, migrate, stats, verify
+
+__all__ = ["cli", "main"]
+
+_EPILOG = "Exit codes: 0 done; 1 an error, or verify found damage; 2 wrong usage; 130 interrupted."
+
+
+@click.group(cls=GuardedGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Git for training state.
+
+    Every command but completion takes the URL of a store: a folder, or what fsspec knows, as s3://bucket/name.
+    """
+
+
+for _command in (
+    *(init, log, show, steps, ls, diff, tag, rm, restore, gc, verify, stats),
+    *(export_, import_, migrate, completion),
+):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """The entry point."""
+    cli(prog_name=PROGRAM, color=False if os.environ.get("NO_COLOR") else None)

@@ -1,0 +1,128 @@
+"""The command gc: shows the plan, and does it only when told."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptstore.cli import text
+from ckptstore.cli.output import print_json, print_table
+from ckptstore.cli.place import Place, store_command
+from ckptstore.cli.table import Column
+
+if TYPE_CHECKING:
+    from ckptstore.catalog.base import CommitRecord
+    from ckptstore.operations.gc import GcPlan, GcReport
+    from ckptstore.operations.retention import Policy
+
+_PLAN = (Column("STEP", right=True), Column("PLAN"), Column("WHY", fold=True), Column("NEW", right=True))
+
+
+@click.command()
+@store_command
+@click.option("--keep-last", type=int, metavar="N", help="Keep the N highest steps.")
+@click.option("--keep-every", type=int, metavar="N", help="Keep the steps that N divides.")
+@click.option(
+    "--keep-best",
+    multiple=True,
+    metavar="METRIC[:max][:N]",
+    help="Keep the N (1) commits with the lowest (highest) METRIC in their metadata. May be repeated.",
+)
+@click.option("--grace", type=float, metavar="SECONDS", help="How long a deleted step can be restored.  [default: 900]")
+@click.option("--yes", is_flag=True, help="Do it. Without this only the plan is shown.")
+def gc(
+    place: Place,
+    *,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, ...],
+    grace: float | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Drop old commits and free their space.
+
+    Deletes the commits of the run that no --keep option keeps; tagged ones stay. Without a --keep option none is
+    deleted. Then frees what no commit of any run needs: what is deleted now, by a gc after the grace is over.
+    """
+    from ckptstore.operations.gc import DEFAULT_GRACE
+
+    policy = _policy(keep_last, keep_every, keep_best)
+    with place.open() as store:
+        plan = store.plan_gc(policy, grace=DEFAULT_GRACE if grace is None else grace)
+        commits = store.log() if policy is not None else []
+        report = plan.execute() if yes else None
+    if as_json:
+        print_json(_plan_json(plan, commits) | {"report": None if report is None else _report_json(report)})
+    else:
+        _print_plan(plan, commits)
+        click.echo("nothing was changed: --yes does it" if report is None else _done(report))
+
+
+def _policy(last: int | None, every: int | None, best: tuple[str, ...]) -> Policy | None:
+    from ckptstore.operations.retention import KeepEvery, KeepLast
+
+    policies: list[Policy] = [_keep_best(wish) for wish in best]
+    if last is not None:
+        policies.append(KeepLast(last))
+    if every is not None:
+        policies.append(KeepEvery(every))
+    return reduce(or_, policies) if policies else None
+
+
+def _keep_best(wish: str) -> Policy:
+    from ckptstore.operations.retention import KeepBest
+
+    rest, _, last = wish.rpartition(":")
+    wish, count = (rest, int(last)) if rest and last.isdecimal() else (wish, 1)
+    metric = wish.removesuffix(":max").removesuffix(":min")
+    return KeepBest(metric, count, "max" if wish.endswith(":max") else "min")
+
+
+def _print_plan(plan: GcPlan, commits: list[CommitRecord]) -> None:
+    deleted = {commit.id: ["delete", "nothing keeps it"] for commit in plan.delete}
+    verdicts = deleted | {name: ["keep", text.clean(why)] for name, why in plan.keep.items()}
+    rows = [
+        [str(commit.step), *verdicts[commit.id], text.size(commit.new_bytes)]
+        for commit in commits
+        if commit.id in verdicts
+    ]
+    if rows:
+        print_table(_PLAN, rows)
+        click.echo()
+    packs, documents = len(plan.condemned.packs), len(plan.condemned.documents)
+    told = f"{text.count(packs, 'pack')} and {text.count(documents, 'manifest')}"
+    click.echo(f"to delete: {text.count(len(plan.delete), 'commit')}, restorable for {text.age(plan.grace)}")
+    click.echo(f"to free: {told} of earlier deletions, {text.size(plan.freed_bytes)}")
+
+
+def _done(report: GcReport) -> str:
+    gone = f"freed {text.count(report.packs, 'pack')} and {text.count(report.purged, 'manifest')}"
+    return f"deleted {text.count(len(report.deleted), 'commit')}, {gone}: {text.size(report.freed_bytes)}"
+
+
+def _plan_json(plan: GcPlan, commits: list[CommitRecord]) -> dict[str, Any]:
+    return {
+        "run": plan.run,
+        "grace_seconds": plan.grace,
+        "delete": [commit.step for commit in plan.delete],
+        "keep": [{"step": commit.step, "why": plan.keep[commit.id]} for commit in commits if commit.id in plan.keep],
+        "free": {
+            "packs": len(plan.condemned.packs),
+            "manifests": len(plan.condemned.documents),
+            "bytes": plan.freed_bytes,
+        },
+    }
+
+
+def _report_json(report: GcReport) -> dict[str, Any]:
+    return {
+        "deleted": list(report.deleted),
+        "packs": report.packs,
+        "manifests": report.purged,
+        "bytes": report.freed_bytes,
+        "fenced_writers": report.fenced,
+    }

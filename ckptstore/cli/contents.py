@@ -1,0 +1,166 @@
+"""Commands about what is in commits: ls, diff."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptstore.cli import text
+from ckptstore.cli.output import print_json, print_table, progress_bar
+from ckptstore.cli.place import STEP, Place, store_command
+from ckptstore.cli.table import Column, cropped
+
+if TYPE_CHECKING:
+    from ckptstore.format.manifest import Entry
+    from ckptstore.operations.diff import Change, Diff
+    from ckptstore.operations.view import ManifestView
+
+_PREVIEW = 60
+_MARKS = {"added": "A", "removed": "R", "moved": "M", "changed": "C"}
+
+_LS = (
+    Column("PATH", fold=True),
+    Column("DTYPE", crop=True),
+    Column("SHAPE", fold=True),
+    Column("SIZE", right=True),
+    Column("VALUE", crop=True),
+)
+_DIFF = (Column(""), Column("PATH", fold=True), Column("CHANGED", right=True), Column("HOW", fold=True))
+_NUMBERS = (
+    Column("MAX ABS", right=True),
+    Column("MEAN ABS", right=True),
+    Column("REL L2", right=True),
+    Column("COSINE", right=True),
+)
+
+
+@click.command(epilog=STEP)
+@store_command
+@click.argument("step")
+@click.argument("glob", nargs=-1)
+def ls(place: Place, *, step: str, glob: tuple[str, ...], as_json: bool) -> None:
+    """List the leaves of a commit.
+
+    A GLOB selects logical paths: * stays within a segment, ** crosses them, a container's path selects all beneath.
+    """
+    from ckptstore.cli.records import entry_json
+    from ckptstore.operations.paths import chosen, require_matches
+
+    with place.open() as store:
+        view = store.manifest(step)
+    require_matches([*view.manifest.entries, *view.manifest.containers], glob, view.name)
+    leaves = chosen(view.manifest.entries, glob or None)
+    if as_json:
+        tied = _tied(view)
+        print_json([{"path": path, **entry_json(entry), "tied_to": tied.get(path)} for path, entry in leaves.items()])
+    else:
+        print_table(_LS, _ls_rows(view, leaves))
+
+
+def _tied(view: ManifestView) -> dict[str, str]:
+    return {path: group[0] for group in view.manifest.aliases for path in group[1:]}
+
+
+def _ls_rows(view: ManifestView, leaves: dict[str, Entry]) -> list[list[str]]:
+    from ckptstore.cli.records import dtype, preview, shape
+    from ckptstore.format.manifest import entry_bytes
+
+    notes = {path: f"tied to {text.clean(first)}" for path, first in _tied(view).items()}
+    return [
+        [
+            text.clean(path),
+            dtype(entry),
+            shape(entry),
+            text.size(entry_bytes(entry)),
+            cropped(notes.get(path) or preview(entry), _PREVIEW),
+        ]
+        for path, entry in leaves.items()
+    ]
+
+
+@click.command(epilog=STEP)
+@store_command
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@click.option("--values", is_flag=True, help="Also read changed tensors and tell how far their numbers moved.")
+@click.option("--summary", is_flag=True, help="Only the totals.")
+def diff(place: Place, *, old: str, new: str, values: bool, summary: bool, as_json: bool) -> None:
+    """Tell what changed from the step OLD to the step NEW.
+
+    The marks are A added, R removed, M moved, C changed. CHANGED counts the bytes of the chunks that differ.
+    """
+    with place.open() as store, progress_bar() as progress:
+        found = store.diff(old, new, values=values, progress=progress)
+    if as_json:
+        print_json(_diff_json(found, summary=summary))
+        return
+    if found.changes and not summary:
+        numbered = any(change.numbers for change in found.changes)
+        columns = _DIFF + _NUMBERS if numbered else _DIFF
+        print_table(columns, [_diff_row(change)[: len(columns)] for change in found.changes])
+        click.echo()
+    counts = ", ".join(f"{len(found.of(kind)):,} {kind}" for kind in _MARKS)
+    click.echo(f"{counts}, {found.unchanged:,} unchanged")
+    click.echo(f"{text.size(found.changed_bytes)} of {text.size(found.new_bytes)} changed")
+
+
+def _diff_row(change: Change) -> list[str]:
+    numbers = change.numbers
+    told = [numbers.max_abs, numbers.mean_abs, numbers.relative_l2] if numbers else []
+    figures = [f"{number:.2e}" for number in told] + ([f"{numbers.cosine:.6f}"] if numbers else [])
+    return [_MARKS[change.kind], text.clean(change.path), _changed(change), _how(change), *(figures or [""] * 4)]
+
+
+def _changed(change: Change) -> str:
+    from ckptstore.format.manifest import entry_bytes
+
+    whole = entry_bytes(change.new) if change.kind == "changed" and change.new is not None else change.changed_bytes
+    of = f" of {text.size(whole)}" if whole != change.changed_bytes else ""
+    return f"{text.size(change.changed_bytes)}{of}" if change.kind != "moved" else ""
+
+
+def _how(change: Change) -> str:
+    if change.kind == "moved":
+        return f"from {text.clean(change.moved_from)}"
+    if change.old is None or change.new is None:
+        return _form(change.new or change.old)
+    before, after = _form(change.old), _form(change.new)
+    return before if before == after else f"{before} → {after}"
+
+
+def _form(entry: Entry | None) -> str:
+    from ckptstore.cli.records import dtype, preview, shape
+
+    if entry is None:
+        return ""
+    return cropped(preview(entry), _PREVIEW) or f"{dtype(entry)} {shape(entry)}"
+
+
+def _diff_json(found: Diff, *, summary: bool) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "old": f"{found.old.run}@{found.old.step}",
+        "new": f"{found.new.run}@{found.new.step}",
+        **{kind: len(found.of(kind)) for kind in _MARKS},
+        "unchanged": found.unchanged,
+        "changed_bytes": found.changed_bytes,
+        "old_bytes": found.old_bytes,
+        "new_bytes": found.new_bytes,
+    }
+    return document if summary else document | {"changes": [_change_json(change) for change in found.changes]}
+
+
+def _change_json(change: Change) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from ckptstore.cli.records import entry_json
+
+    return {
+        "path": change.path,
+        "kind": change.kind,
+        "moved_from": change.moved_from or None,
+        "changed_bytes": change.changed_bytes,
+        "old": entry_json(change.old) if change.old is not None else None,
+        "new": entry_json(change.new) if change.new is not None else None,
+        "numbers": asdict(change.numbers) if change.numbers is not None else None,
+    }

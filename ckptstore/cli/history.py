@@ -1,0 +1,181 @@
+"""Commands about commits: log, show, steps, tag, rm, restore."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptstore.cli import text
+from ckptstore.cli.output import print_fields, print_json, print_table
+from ckptstore.cli.place import STEP, Place, store_command
+from ckptstore.cli.table import Column
+
+if TYPE_CHECKING:
+    from ckptstore.catalog.base import CommitRecord
+    from ckptstore.store import Store
+
+_LOG = (
+    Column("STEP", right=True),
+    Column("TAGS", fold=True),
+    Column("AGE", right=True),
+    Column("LEAVES", right=True),
+    Column("LOGICAL", right=True),
+    Column("NEW", right=True),
+    Column("METADATA", crop=True),
+)
+
+
+@click.command()
+@store_command
+@click.option("-n", "count", type=click.IntRange(min=1), help="Only the newest COUNT commits.", metavar="COUNT")
+@click.option("--deleted", is_flag=True, help="Also those that can still be restored.")
+def log(place: Place, *, count: int | None, deleted: bool, as_json: bool) -> None:
+    """List the commits of a run, newest step first.
+
+    LOGICAL is the size of the state, NEW what the commit added to the store.
+    """
+    from ckptstore.cli.addresses import Addresses
+    from ckptstore.cli.records import commit_json
+
+    with place.open() as store:
+        commits = store.log(deleted=deleted)[:count]
+        if as_json:
+            addresses = Addresses(place, store)
+            print_json([commit_json(commit, addresses) for commit in commits])
+        elif commits:
+            now = time.time()
+            print_table(_LOG, [_log_row(commit, now) for commit in commits])
+        else:
+            click.echo(f"run {store.run!r} has no commit", err=True)
+
+
+def _log_row(commit: CommitRecord, now: float) -> list[str]:
+    tags = [*commit.tags, *(["(deleted)"] if commit.deleted is not None else [])]
+    return [
+        str(commit.step),
+        " ".join(tags),
+        text.age(now - commit.created),
+        f"{commit.leaves:,}",
+        text.size(commit.logical_bytes),
+        text.size(commit.new_bytes),
+        text.metadata(commit.metadata),
+    ]
+
+
+@click.command(epilog=STEP)
+@store_command
+@click.argument("step")
+def show(place: Place, *, step: str, as_json: bool) -> None:
+    """Show a commit: parent, sizes, metadata, kinds of leaves."""
+    from ckptstore.cli.addresses import Addresses
+    from ckptstore.cli.records import commit_json, summary
+
+    with place.open() as store:
+        view = store.manifest(step)
+        commit, dtypes, addresses = view.commit, summary(view), Addresses(place, store)
+        if as_json:
+            print_json(commit_json(commit, addresses) | {"document": commit.document, "dtypes": dtypes})
+            return
+        print_fields(_commit_fields(commit, addresses.of(commit.parent) or "none"))
+        click.echo()
+        rows = [[name, f"{group['leaves']:,}", text.size(group["bytes"])] for name, group in dtypes.items()]
+        print_table((Column("DTYPE", fold=True), Column("LEAVES", right=True), Column("SIZE", right=True)), rows)
+
+
+def _commit_fields(commit: CommitRecord, parent: str) -> dict[str, str]:
+    fields = {
+        "commit": f"{commit.run}@{commit.step}",
+        "id": commit.id,
+        "parent": parent,
+        "tags": " ".join(commit.tags) or "none",
+        "created": text.local(commit.created),
+        "leaves": f"{commit.leaves:,}",
+        "logical": text.size(commit.logical_bytes),
+        "new": text.size(commit.new_bytes),
+    }
+    return fields | {f"  {text.clean(key)}": text.metadata_value(value) for key, value in commit.metadata.items()}
+
+
+@click.command()
+@store_command
+def steps(place: Place, *, as_json: bool) -> None:
+    """List the steps of a run, one per line."""
+    with place.open() as store:
+        found = store.steps()
+    if as_json:
+        print_json(found)
+    else:
+        for step in found:
+            click.echo(step)
+
+
+@click.command(epilog=STEP)
+@store_command
+@click.argument("name", required=False)
+@click.argument("step", required=False)
+@click.option("-d", "--delete", is_flag=True, help="Remove the tag NAME.")
+def tag(place: Place, *, name: str | None, step: str | None, delete: bool, as_json: bool) -> None:
+    """Name a commit; without NAME, list the tags of the run.
+
+    A tag moves when it is given to another step. Tagged commits can not be deleted, and gc keeps them.
+    """
+    if delete != (name is not None and step is None):
+        raise click.UsageError("give NAME and STEP to tag, -d and NAME to remove a tag, or neither to list them")
+    with place.open() as store:
+        if name is not None and step is not None:
+            store.tag(name, step)
+        elif name is not None:
+            store.untag(name)
+        _print_tags(store, changed=name, as_json=as_json)
+
+
+def _print_tags(store: Store, *, changed: str | None, as_json: bool) -> None:
+    tags = store.tags()
+    if as_json:
+        print_json({"run": store.run, "tags": tags})
+    elif changed is not None:
+        click.echo(f"tag {changed} is now {store.run}@{tags[changed]}" if changed in tags else f"removed tag {changed}")
+    elif tags:
+        print_table((Column("TAG", fold=True), Column("STEP", right=True)), [[k, str(v)] for k, v in tags.items()])
+    else:
+        click.echo(f"run {store.run!r} has no tag", err=True)
+
+
+@click.command(epilog=STEP)
+@store_command
+@click.argument("step", nargs=-1, required=True)
+def rm(place: Place, *, step: tuple[str, ...], as_json: bool) -> None:
+    """Delete commits. They can be restored until a gc finds them deleted for longer than its grace."""
+    from ckptstore.operations.gc import DEFAULT_GRACE
+
+    with place.open() as store:
+        found = {commit.id: commit for commit in map(store.find, step)}
+        # Tagged ones are refused: first, before another one is deleted.
+        for commit in sorted(found.values(), key=lambda commit: not commit.tags):
+            store.delete(commit)
+    until = time.time() + DEFAULT_GRACE
+    if as_json:
+        deleted = [{"run": commit.run, "step": commit.step, "id": commit.id} for commit in found.values()]
+        print_json({"deleted": deleted, "restorable_until": text.iso(until)})
+        return
+    for commit in found.values():
+        click.echo(f"deleted {commit.run}@{commit.step}")
+    click.echo(f"restore takes them back, at least until {text.local(until)} if gc runs with its default grace")
+
+
+@click.command()
+@store_command
+@click.argument("step", type=int)
+def restore(place: Place, *, step: int, as_json: bool) -> None:
+    """Take back the deletion of a commit. STEP is a number here."""
+    from ckptstore.cli.addresses import Addresses
+    from ckptstore.cli.records import commit_json
+
+    with place.open() as store:
+        commit = store.restore(step)
+        if as_json:
+            print_json(commit_json(commit, Addresses(place, store)))
+        else:
+            click.echo(f"restored {commit.run}@{commit.step}")

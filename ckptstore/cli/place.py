@@ -1,0 +1,73 @@
+"""What every command about a store takes: its place, its run, and how to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ckptstore.store import Store
+
+DEFAULT_RUN = "main"
+STEP = "A STEP is a number, a tag, or latest; run@STEP is one of another run."
+
+Command = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a store is, and the run that was asked for, if one was."""
+
+    url: str
+    catalog: str | None
+    run: str | None
+
+    def open(self, *, new_run: bool = False) -> Store:
+        """The store, which must be there already.
+
+        Raises:
+            NotAStore: it is not.
+            RunNotFound: it has no such run, and `new_run` does not allow to begin one.
+        """
+        from ckptstore.store import open_store
+
+        name = self.run or DEFAULT_RUN
+        store = open_store(self.url, catalog=self.catalog, run=name, create=False)
+        if not new_run:
+            self._check_run(store, name)
+        return store
+
+    def _check_run(self, store: Store, name: str) -> None:
+        from ckptstore.errors import RunNotFound, nearest
+
+        known = [run.name for run in store.runs()]
+        if name not in known and (known or self.run is not None):
+            store.close()
+            raise RunNotFound(f"no run {name!r}: choose one with --run; {nearest(name, known)}")
+
+
+def store_command(command: Command) -> Command:
+    """Give a command the arguments and options of every command about a store; it gets a `Place` for them."""
+
+    @wraps(command)
+    def placed(url: str, catalog: str | None, run: str | None, **rest: Any) -> None:
+        command(Place(url, catalog, run), **rest)
+
+    for option in (_AS_JSON, _CATALOG, _RUN, _URL):
+        placed = option(placed)
+    return placed
+
+
+def json_option(command: Command) -> Command:
+    """Give a command the option --json, as the argument `as_json`."""
+    return _AS_JSON(command)
+
+
+_URL = click.argument("url", type=click.Path(file_okay=False))
+_RUN = click.option("--run", metavar="NAME", help=f"The run that steps belong to.  [default: {DEFAULT_RUN}]")
+_CATALOG = click.option("--catalog", metavar="URL", help="Database URL, when the catalog is not in the store's folder.")
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")

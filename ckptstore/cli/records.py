@@ -1,0 +1,79 @@
+"""Commits, runs and leaves as JSON, with names that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptstore.cli import text
+from ckptstore.cli.values import shown
+from ckptstore.format.manifest import Entry, TensorEntry, ValueEntry, entry_bytes
+
+if TYPE_CHECKING:
+    from ckptstore.catalog.base import CommitRecord, RunRecord
+    from ckptstore.cli.addresses import Addresses
+
+
+def commit_json(commit: CommitRecord, addresses: Addresses) -> dict[str, Any]:
+    """A commit; its parent as `run@step`, null for a first one and when that was purged."""
+    return {
+        "run": commit.run,
+        "step": commit.step,
+        "id": commit.id,
+        "parent": addresses.of(commit.parent),
+        "tags": list(commit.tags),
+        "created": text.iso(commit.created),
+        "deleted": None if commit.deleted is None else text.iso(commit.deleted),
+        "leaves": commit.leaves,
+        "logical_bytes": commit.logical_bytes,
+        "new_bytes": commit.new_bytes,
+        "metadata": dict(commit.metadata),
+    }
+
+
+def run_json(run: RunRecord, addresses: Addresses) -> dict[str, Any]:
+    """A run, and the commit it forked from as `run@step`."""
+    return {
+        "name": run.name,
+        "created": text.iso(run.created),
+        "commits": run.commits,
+        "latest": run.latest,
+        "forked_from": addresses.of(run.forked_from),
+    }
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """A leaf: the form of an array, or a value as Python text (null when it is too large to be in the manifest)."""
+    if isinstance(entry, TensorEntry):
+        form: dict[str, Any] = {"library": entry.library, "dtype": entry.dtype, "shape": list(entry.shape)}
+        return {"kind": "tensor", **form, "bytes": entry_bytes(entry)}
+    return {"kind": "value", "value": None if entry.size else shown(entry.value), "bytes": entry_bytes(entry)}
+
+
+def dtype(entry: Entry) -> str:
+    """`float32`, `numpy <f4`, or `value`."""
+    if isinstance(entry, ValueEntry):
+        return "value"
+    return entry.dtype if entry.library == "torch" else f"numpy {entry.dtype}"
+
+
+def shape(entry: Entry) -> str:
+    """`[4, 3]`; nothing for a value."""
+    return str(list(entry.shape)) if isinstance(entry, TensorEntry) else ""
+
+
+def preview(entry: Entry) -> str:
+    """A value as Python text; nothing for an array."""
+    if isinstance(entry, TensorEntry):
+        return ""
+    return text.clean(shown(entry.value)) if not entry.size else "…"
+
+
+def summary(entries: Mapping[str, Entry]) -> dict[str, dict[str, int]]:
+    """Per dtype how many leaves there are, and their bytes; the largest first."""
+    found: dict[str, dict[str, int]] = {}
+    for entry in entries.values():
+        group = found.setdefault(dtype(entry), {"leaves": 0, "bytes": 0})
+        group["leaves"] += 1
+        group["bytes"] += entry_bytes(entry)
+    return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))

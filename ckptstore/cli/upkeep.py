@@ -1,0 +1,166 @@
+"""Commands about a whole store: init, stats, verify, migrate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptstore.cli import text
+from ckptstore.cli.failures import FAILED
+from ckptstore.cli.output import print_fields, print_json, print_table, progress_bar
+from ckptstore.cli.place import Place, store_command
+from ckptstore.cli.table import Column
+
+if TYPE_CHECKING:
+    from ckptstore.catalog.base import CatalogStats, RunRecord
+    from ckptstore.cli.addresses import Addresses
+    from ckptstore.operations.verify import Problem, VerifyReport
+
+_RUNS = (
+    Column("RUN", fold=True),
+    Column("COMMITS", right=True),
+    Column("LATEST", right=True),
+    Column("FORKED FROM", fold=True),
+)
+_PROBLEMS = (Column("OBJECT", fold=True), Column("PROBLEM", fold=True), Column("AFFECTED", fold=True))
+_MOST_AFFECTED = 3
+
+
+@click.command()
+@store_command
+@click.option("--digest", metavar="NAME", help="xxh3_128, sha256 or blake3.  [default: xxh3_128]")
+@click.option("--chunk-bytes", type=int, metavar="BYTES", help="Most bytes of a chunk.  [default: 4 MiB]")
+def init(place: Place, *, digest: str | None, chunk_bytes: int | None, as_json: bool) -> None:
+    """Make a store. Settings stay as they are made.
+
+    Choose sha256 or blake3 for a store that is shared with people you do not trust.
+    """
+    from ckptstore.errors import NotAStore, StoreExists
+    from ckptstore.store import open_store
+
+    settings: dict[str, Any] = {"digest": digest, "chunk_bytes": chunk_bytes}
+    given = {name: value for name, value in settings.items() if value is not None}
+    try:
+        open_store(place.url, catalog=place.catalog, create=False).close()
+    except NotAStore:
+        with open_store(place.url, catalog=place.catalog, **given) as store:
+            url = store.url
+    else:
+        raise StoreExists(f"a store lies at {place.url} already: use it, or choose another place")
+    if as_json:
+        print_json({"url": url})
+    else:
+        click.echo(f"made a store at {url}")
+
+
+@click.command()
+@store_command
+def stats(place: Place, *, as_json: bool) -> None:
+    """Count what is stored, over all runs."""
+    from ckptstore.cli.addresses import Addresses
+
+    with place.open() as store:
+        counts, runs, addresses = store.stats(), store.runs(), Addresses(place, store)
+        if as_json:
+            print_json(_stats_json(counts, runs, addresses))
+            return
+        print_fields(_stats_fields(counts))
+        if runs:
+            click.echo()
+            rows = [[run.name, f"{run.commits:,}", _latest(run), addresses.of(run.forked_from) or ""] for run in runs]
+            print_table(_RUNS, rows)
+
+
+def _latest(run: RunRecord) -> str:
+    return "" if run.latest is None else str(run.latest)
+
+
+def _stats_fields(counts: CatalogStats) -> dict[str, str]:
+    ratio = f"  (1 : {counts.logical_bytes / counts.stored_bytes:.1f})" if counts.stored_bytes else ""
+    deleted = f"  (and {counts.deleted_commits:,} deleted)" if counts.deleted_commits else ""
+    return {
+        "runs": f"{counts.runs:,}",
+        "commits": f"{counts.commits:,}{deleted}",
+        "chunks": f"{counts.chunks:,}",
+        "packs": ", ".join(f"{count:,} {state}" for state, count in counts.packs.items()) or "0",
+        "logical": text.size(counts.logical_bytes),
+        "stored": f"{text.size(counts.stored_bytes)}{ratio}",
+    }
+
+
+def _stats_json(counts: CatalogStats, runs: list[RunRecord], addresses: Addresses) -> dict[str, Any]:
+    from ckptstore.cli.records import run_json
+
+    return {
+        "commits": counts.commits,
+        "deleted_commits": counts.deleted_commits,
+        "chunks": counts.chunks,
+        "packs": dict(counts.packs),
+        "logical_bytes": counts.logical_bytes,
+        "stored_bytes": counts.stored_bytes,
+        "runs": [run_json(run, addresses) for run in runs],
+    }
+
+
+@click.command()
+@store_command
+@click.pass_context
+def verify(context: click.Context, place: Place, *, as_json: bool) -> None:
+    """Check every stored byte, of all runs.
+
+    Also the catalog and every manifest. Exits with 1 when something is damaged.
+    """
+    with place.open() as store, progress_bar() as progress:
+        report = store.verify(progress=progress)
+    if as_json:
+        print_json(_verify_json(report))
+    else:
+        _print_report(report)
+    if not report.ok:
+        context.exit(FAILED)
+
+
+def _print_report(report: VerifyReport) -> None:
+    if not report.ok:
+        print_table(_PROBLEMS, [_problem_row(problem) for problem in report.problems])
+        click.echo()
+    found = text.count(len(report.problems), "problem") if report.problems else "no problem"
+    seen = f"{text.count(report.commits, 'commit')}, {text.count(report.packs, 'pack')}, {text.size(report.bytes)}"
+    click.echo(f"{found} in {seen}")
+
+
+def _problem_row(problem: Problem) -> list[str]:
+    shown = ", ".join(problem.affected[:_MOST_AFFECTED])
+    more = len(problem.affected) - _MOST_AFFECTED
+    affected = f"{shown} and {more:,} more" if more > 0 else shown
+    return [problem.object, text.clean(problem.detail), text.clean(affected)]
+
+
+def _verify_json(report: VerifyReport) -> dict[str, Any]:
+    problems = [
+        {
+            "object": problem.object,
+            "detail": problem.detail,
+            "digest": problem.digest.hex() or None,
+            "affected": list(problem.affected),
+        }
+        for problem in report.problems
+    ]
+    counts = {"commits": report.commits, "packs": report.packs, "bytes": report.bytes}
+    return {"ok": report.ok, **counts, "problems": problems}
+
+
+@click.command()
+@store_command
+def migrate(place: Place, *, as_json: bool) -> None:
+    """Bring the catalog to this version's schema, all of it or nothing."""
+    from ckptstore.opening import migrate_catalog
+
+    before, after = migrate_catalog(place.url, catalog=place.catalog)
+    if as_json:
+        print_json({"before": before, "after": after})
+    elif before == after:
+        click.echo(f"the catalog has schema {after} already")
+    else:
+        click.echo(f"migrated the catalog from schema {before} to {after}")

@@ -1,0 +1,44 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ckptstore.errors import Conflict
+from ckptstore.storage.durable import publish, sync_folder
+
+
+@contextmanager
+def new_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A path beside `path` to write to; what is there at the end gets the name `path`, durably.
+
+    After an error nothing is left, and `path` is as it was. Raises Conflict when it exists, unless `overwrite`.
+    """
+    taken = Conflict(f"{path} exists already: choose another name, or overwrite it (--force)")
+    if os.path.lexists(path) and not overwrite:
+        raise taken
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        if overwrite:
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        else:
+            publish(temporary, path)
+    except FileExistsError:
+        raise taken from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
