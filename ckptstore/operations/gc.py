@@ -14,10 +14,13 @@ from ckptstore.catalog.base import Catalog, CommitRecord, Condemned
 from ckptstore.errors import GcRefused, InvalidArgument
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.retention import Policy
-from ckptstore.storage.base import Storage
+from ckptstore.storage.base import Storage, Sweeping
 
 DEFAULT_GRACE = 900.0
 """Seconds for which a deleted step can be restored."""
+
+_UNFINISHED_SECONDS = 3600.0
+"""How long nobody must have written to an unfinished file; a slow disk may need minutes to flush one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class GcReport:
         packs: packs removed from storage.
         freed_bytes: their size.
         fenced: writers whose lease had run out.
+        unfinished: files removed that killed writers had begun.
     """
 
     deleted: tuple[int, ...]
@@ -37,6 +41,7 @@ class GcReport:
     packs: int
     freed_bytes: int
     fenced: int
+    unfinished: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,8 @@ class GcPlan:
         condemned = self.catalog.condemn(self.grace)
         remove(self.storage, self.catalog, condemned)
         freed = sum(sizes.get(pack, 0) for pack in condemned.packs)
-        return GcReport(steps, len(condemned.documents), len(condemned.packs), freed, fenced)
+        unfinished = self.storage.sweep_temporary(_UNFINISHED_SECONDS) if isinstance(self.storage, Sweeping) else 0
+        return GcReport(steps, len(condemned.documents), len(condemned.packs), freed, fenced, unfinished)
 
 
 def plan_gc(storage: Storage, catalog: Catalog, run: str, keep: Policy | None, grace: float) -> GcPlan:

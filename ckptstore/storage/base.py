@@ -74,3 +74,11 @@ class Storage(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object. Removing what is not there is success: a crash may have come between two tries."""
+
+
+@runtime_checkable
+class Sweeping(Protocol):
+    """A storage in which killed writers leave something that `list` does not show."""
+
+    def sweep_temporary(self, older_than_seconds: float) -> int:
+        """Remove what nobody wrote to for so long; how many there were. A writer that lives still fails cleanly."""
