@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.errors import CatalogError, SessionFenced
@@ -23,7 +23,8 @@ def writing_session(catalog: Catalog, lease_seconds: float = LEASE_SECONDS) -> I
     try:
         yield session
     except BaseException:
-        catalog.end_session(session)
+        with suppress(CatalogError):  # the first error is the one to tell, and the lease runs out by itself
+            catalog.end_session(session)
         raise
     finally:
         over.set()
