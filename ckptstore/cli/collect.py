@@ -16,7 +16,7 @@ from ckptstore.cli.table import Column
 if TYPE_CHECKING:
     from ckptstore.catalog.base import CommitRecord
     from ckptstore.operations.gc import GcPlan, GcReport
-    from ckptstore.operations.retention import Policy
+    from ckptstore.operations.retention import KeepBest, Policy
 
 _PLAN = (Column("STEP", right=True), Column("PLAN"), Column("WHY", fold=True), Column("NEW", right=True))
 
@@ -52,8 +52,9 @@ def gc(
 
     policy = _policy(keep_last, keep_every, keep_best)
     with place.open() as store:
-        plan = store.plan_gc(policy, grace=DEFAULT_GRACE if grace is None else grace)
         commits = store.log() if policy is not None else []
+        _check_metrics(keep_best, commits)
+        plan = store.plan_gc(policy, grace=DEFAULT_GRACE if grace is None else grace)
         report = plan.execute() if yes else None
     if as_json:
         print_json(_plan_json(plan, commits) | {"report": None if report is None else _report_json(report)})
@@ -73,13 +74,23 @@ def _policy(last: int | None, every: int | None, best: tuple[str, ...]) -> Polic
     return reduce(or_, policies) if policies else None
 
 
-def _keep_best(wish: str) -> Policy:
+def _keep_best(wish: str) -> KeepBest:
     from ckptstore.operations.retention import KeepBest
 
     rest, _, last = wish.rpartition(":")
     wish, count = (rest, int(last)) if rest and last.isdecimal() else (wish, 1)
     metric = wish.removesuffix(":max").removesuffix(":min")
     return KeepBest(metric, count, "max" if wish.endswith(":max") else "min")
+
+
+def _check_metrics(best: tuple[str, ...], commits: list[CommitRecord]) -> None:
+    """A misspelt metric would keep nothing."""
+    from ckptstore.errors import InvalidArgument, nearest
+
+    known = sorted({key for commit in commits for key in commit.metadata})
+    for metric in (_keep_best(wish).metric for wish in best):
+        if commits and metric not in known:
+            raise InvalidArgument(f"no commit has {metric!r} in its metadata; {nearest(metric, known)}")
 
 
 def _print_plan(plan: GcPlan, commits: list[CommitRecord]) -> None:

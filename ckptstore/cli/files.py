@@ -23,7 +23,7 @@ _FORMAT = click.option(
 @click.command("export", epilog=STEP)
 @store_command
 @click.argument("step")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--paths", multiple=True, metavar="GLOB", help="Only these logical paths. May be repeated.")
 @_FORMAT
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")

@@ -162,7 +162,7 @@ def rm(place: Place, *, step: tuple[str, ...], as_json: bool) -> None:
         return
     for commit in found.values():
         click.echo(f"deleted {commit.run}@{commit.step}")
-    click.echo(f"restore takes them back, at least until {text.local(until)} if gc runs with its default grace")
+    click.echo(f"restore takes them back; with gc's default grace until {text.local(until)}")
 
 
 @click.command()

@@ -33,10 +33,10 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
 
 
 def print_fields(fields: Mapping[str, str]) -> None:
-    """A line for each name and value."""
-    widest = max(map(len, fields))
-    for name, value in fields.items():
-        click.echo(f"{click.style(name.ljust(widest), bold=True)}  {value}".rstrip())
+    """A table of names and values."""
+    _, *rows = lines((Column(""), Column("", fold=True)), list(fields.items()), _width())
+    for row in rows:
+        click.echo(row)
 
 
 @contextmanager

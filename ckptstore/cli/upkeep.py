@@ -154,7 +154,10 @@ def _verify_json(report: VerifyReport) -> dict[str, Any]:
 @click.command()
 @store_command
 def migrate(place: Place, *, as_json: bool) -> None:
-    """Bring the catalog to this version's schema, all of it or nothing."""
+    """Bring the catalog to this version's schema.
+
+    It is migrated as a whole or not at all.
+    """
     from ckptstore.opening import migrate_catalog
 
     before, after = migrate_catalog(place.url, catalog=place.catalog)

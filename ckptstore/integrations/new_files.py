@@ -22,6 +22,7 @@ def new_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     if os.path.lexists(path) and not overwrite:
         raise taken
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    _create(temporary, path)
     try:
         yield temporary
         _sync(temporary)
@@ -34,6 +35,14 @@ def new_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
         raise taken from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _create(temporary: Path, path: Path) -> None:
+    """Fails here, in the name of `path`, where the folder is missing or can not be written."""
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _sync(path: Path) -> None:

@@ -6,12 +6,12 @@ Tied tensors are stored once, and the file's metadata names the others, as safet
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptstore.catalog.base import CommitRecord
-from ckptstore.errors import FormatError, StateError
+from ckptstore.errors import CkptStoreError, FormatError, StateError, StorageError
 from ckptstore.format.manifest import Entry, TensorEntry
 from ckptstore.integrations.new_files import new_file
 from ckptstore.operations.address import Ref
@@ -24,7 +24,7 @@ from ckptstore.store import Store
 _DTYPES = frozenset(
     {
         *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("bfloat16", "float16", "float32", "float64", "complex64", "float4_e2m1fn_x2"),
+        *("bfloat16", "float16", "float32", "float64", "complex64"),
         *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     }
 )
@@ -55,7 +55,9 @@ def export_safetensors(
         StateError: the commit has leaves that a safetensors file can not hold; names them.
         Conflict: the file exists.
         PathNotFound: a glob that selects nothing.
+        StorageError, OSError: the file can not be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
     from torch import Tensor
 
@@ -71,7 +73,10 @@ def export_safetensors(
             for path, leaf in flat.leaves.items()
             if isinstance(leaf, TensorLeaf) and isinstance(leaf.tensor, Tensor) and path not in tied
         }
-        save_file(tensors, temporary, metadata={_FORMAT: "pt", **tied})
+        try:
+            save_file(tensors, temporary, metadata={_FORMAT: "pt", **tied})
+        except SafetensorError as error:
+            raise StorageError(f"cannot write {file}: {error}") from error
 
 
 def import_safetensors(
@@ -115,11 +120,24 @@ def nested(tensors: Mapping[str, Any], file: str) -> dict[str, Any]:
     return state
 
 
-def _keys(path: str) -> Iterator[Any]:
-    """The keys on the way; a segment that no key has stands for itself, and names on top are text."""
-    for place, part in enumerate(split(path) or ("",)):
-        key = parse(part) if not part.startswith("%(") or part.endswith(")") else part
-        yield key if isinstance(key, str | int) and segment(key) == part and (place or isinstance(key, str)) else part
+def _keys(path: str) -> list[Any]:
+    """The keys on the way, of which the first one is a name."""
+    top, *rest = split(path) or ("",)
+    key = _key(top)
+    return [key if isinstance(key, str) else top, *map(_key, rest)]
+
+
+def _key(part: str) -> Any:
+    """The key of a segment; what is the segment of no key stands for itself."""
+    from ckptstore.state.values import decode
+
+    try:
+        encoded = parse(part)
+        key = decode(encoded, part)
+        hash(key)
+    except (CkptStoreError, TypeError):
+        return part
+    return key if segment(encoded) == part else part
 
 
 def _read(file: Path) -> dict[str, Any]:

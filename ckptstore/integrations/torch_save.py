@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptstore.catalog.base import CommitRecord
-from ckptstore.errors import FormatError, InvalidArgument
+from ckptstore.errors import FormatError, InvalidArgument, StorageError
 from ckptstore.integrations.new_files import new_file
 from ckptstore.operations.address import Ref
 from ckptstore.progress import ProgressCallback
@@ -41,11 +41,16 @@ def export_torch(
         Conflict: the file exists.
         PathNotFound: a glob that selects nothing.
         PickleRefused: the commit has a leaf that is a pickle.
+        StorageError, OSError: the file can not be written.
     """
     import torch
 
     with new_file(Path(file), overwrite=overwrite) as temporary:
-        torch.save(store.checkout(step, paths=paths, progress=progress), temporary)
+        state = store.checkout(step, paths=paths, progress=progress)
+        try:
+            torch.save(state, temporary)
+        except RuntimeError as error:
+            raise StorageError(f"cannot write {file}: {error}") from error
 
 
 def import_torch(
@@ -88,7 +93,7 @@ def _read(file: Path) -> Any:
         except Exception as error:  # whatever the bytes of a foreign file make its reader raise
             refused = _REFUSED_TYPE.search(str(error))
             if refused:
-                told = f"holds a {refused[1]}, which could run code: save tensors and plain values only"
+                told = f"holds a {refused[1]}, which weights_only=True refuses: save tensors and plain values only"
             else:
                 told = f"is no whole file of torch.save ({type(error).__name__})"
             raise FormatError(f"{file} {told}") from error

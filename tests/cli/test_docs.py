@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from ckptstore.cli import cli
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+EXAMPLES = [shlex.split(line) for line in re.findall(r"^\$ ckptstore (.*)$", PAGE, re.MULTILINE)]
+
+
+def test_every_command_has_a_section_with_an_example():
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+    assert set(sections) == set(cli.commands)
+    assert all(f"$ ckptstore {name} " in text for name, text in sections.items())
+
+
+def test_the_examples_run(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(30, 20))
+    safetensors.torch.save_file(model.state_dict(), "pretrained.safetensors")
+    torch.save({name: value + 1 for name, value in model.state_dict().items()}, "tuned.pt")
+    for example in EXAMPLES:
+        run(*example)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import ckptstore
+from ckptstore.cli import cli
+
+MISTAKES = [
+    (("log", "nowhere"), "check the place"),
+    (("log", "abc://x"), "abc"),
+    (("log", "memory://nothing"), "ckptstore.json"),
+    (("log", "ckpts", "--catalog", "no url"), "sqlite:///"),
+    (("log", "ckpts", "--catalog", "sqlite:///missing/catalog.sqlite"), "missing"),
+    (("log", "ckpts", "--run", "mian"), "nearest: main"),
+    (("steps", "ckpts", "--run", "a@b"), '"@"'),
+    (("show", "ckpts", "101"), "nearest: 100"),
+    (("show", "ckpts", "bets"), "nearest: best"),
+    (("show", "ckpts", "other@1"), "other"),
+    (("ls", "ckpts", "0", "modle/*"), "nearest: model"),
+    (("diff", "ckpts", "0", "7"), "no step 7"),
+    (("tag", "ckpts", "latest", "0"), "latest"),
+    (("tag", "ckpts", "-d", "bets"), "nearest: best"),
+    (("rm", "ckpts", "best"), "remove or move the tag"),
+    (("restore", "ckpts", "3"), "no deleted step 3"),
+    (("gc", "ckpts", "--keep-last", "-1"), "0 or more"),
+    (("gc", "ckpts", "--grace", "-1"), "0 or more"),
+    (("init", "ckpts"), "already"),
+    (("import", "ckpts", "file.pt", "--step", "1"), "file.pt"),
+    (("import", "ckpts", "file.pt", "--step", "-1"), "file.pt"),
+    (("export", "ckpts", "0", "all.safetensors"), "optim/lr: a plain value"),
+    (("export", "ckpts", "0", "file.pt"), "--force"),
+    (("export", "ckpts", "0", "missing/file.pt"), "missing/file.pt: No such"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"), MISTAKES, ids=lambda it: "-".join(it) if isinstance(it, tuple) else ""
+)
+def test_a_mistake_is_told_on_stderr(url, run, arguments, advice):
+    Path("file.pt").write_text("no pickle")
+    for options in ((), ("--json",)):
+        result = run(*arguments, *options, code=1)
+        assert result.stdout == "" and result.stderr.startswith("error: ") and advice in result.stderr
+    assert ckptstore.open(url).steps() == [0, 100, 200]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("log",), ("nothing",), ("show", "ckpts"), ("rm", "ckpts"), ("restore", "ckpts", "x"), ("log", "-n", "0")],
+)
+def test_wrong_usage(url, run, arguments):
+    assert "Usage: " in run(*arguments, code=2).stderr
+
+
+def test_an_interrupt(url, run, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckptstore.store.Store.verify", interrupt)
+    assert run("verify", url, code=130).stderr == "error: interrupted\n"
+
+
+def test_a_missing_package(url, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    result = run("log", url, "--catalog", "postgresql+psycopg://nobody@localhost/none", code=1)
+    assert "psycopg" in result.stderr
+
+
+def test_a_reader_that_went_away(url):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "ckptstore", "ls", url, "0"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_module_runs(url):
+    command = [sys.executable, "-m", "ckptstore", "log", url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "NO_COLOR": "1"})
+    assert [commit["step"] for commit in json.loads(done.stdout)] == [200, 100, 0]
+    missing = subprocess.run([*command[:3], "show", url, "5"], capture_output=True, text=True, check=False)
+    assert missing.returncode == 1 and missing.stderr.startswith("error: run 'main' has no step 5")
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_command_explains_itself(name, run):
+    command = cli.commands[name]
+    assert any("--json" in parameter.opts for parameter in command.params)
+    help_text = run(name, "--help").stdout
+    assert help_text.startswith("Usage: ") and max(map(len, help_text.splitlines())) <= 80
+    undocumented = [it.name for it in command.params if isinstance(it, click.Option) and not it.help]
+    assert not undocumented and command.help
+
+
+def test_the_list_of_commands_is_not_cut(run):
+    text = run("--help").stdout
+    assert "..." not in text.partition("\n")[2] and "Exit codes" in text
+    assert ckptstore.__version__ in run("--version").stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell, run, asked):
+    script = run("completion", shell).stdout
+    assert "_CKPTSTORE_COMPLETE" in script
+    assert asked("completion", shell) == {"shell": shell, "script": script.removesuffix("\n")}

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import ckptstore
+from ckptstore.errors import Conflict, FormatError, InvalidArgument, StateError, StorageError
+from ckptstore.integrations.safetensors import export_safetensors, import_safetensors, nested
+from ckptstore.integrations.torch_save import export_torch, import_torch
+from ckptstore.state.tree import flatten
+from ckptstore.testing.equality import assert_same
+
+HOLDABLE = [
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32),
+    *(torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64),
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
+]
+
+
+def by_path(state):
+    return dict(sorted(flatten(state).leaves.items()))
+
+
+def assert_same_leaves(one, other):
+    assert_same(*({path: getattr(leaf, "tensor", leaf) for path, leaf in by_path(it).items()} for it in (one, other)))
+
+
+def bits(dtype: torch.dtype) -> torch.Tensor:
+    plain = torch.arange(2 * 3 * dtype.itemsize, dtype=torch.uint8) % 2
+    return plain.view(dtype).view(2, 3)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ckptstore.open("store") as store:
+        yield store
+
+
+def test_export_and_import_of_safetensors(url, told, asked):
+    assert told("export", url, "best", "out.safetensors", "--paths", "model").startswith("wrote main@100 to out")
+    loaded = safetensors.torch.load_file("out.safetensors")
+    assert set(loaded) == {"model/emb.weight", "model/frozen", "model/layers/0"}
+    commit = asked("import", url, "out.safetensors", "--step", 7, "--run", "new")
+    assert (commit["run"], commit["step"], commit["leaves"]) == ("new", 7, 4)
+    with ckptstore.open(url) as store:
+        assert_same_leaves(store.checkout("new@7"), {"model": store.checkout(100)["model"]})
+
+
+def test_export_and_import_of_torch(url, asked, told):
+    document = asked("export", url, 200, "out.pt", "--paths", "model", "--paths", "optim/betas")
+    assert document["format"] == "torch" and document["bytes"] == os.path.getsize("out.pt")
+    assert told("import", url, "out.pt", "--step", 300) == "committed main@300: 5 leaves\n"
+    with ckptstore.open(url) as store:
+        assert_same(store.checkout(300), store.checkout(200, paths=["model", "optim/betas"]))
+        assert_same(torch.load("out.pt", weights_only=True), store.checkout(300))
+
+
+def test_import_beneath_a_name(url, told):
+    torch.save([torch.ones(2)], "list.bin")
+    told("import", url, "list.bin", "--step", 300, "--name", "things")
+    assert ckptstore.open(url).checkout(300)["things"][0].tolist() == [1.0, 1.0]
+
+
+def test_the_format_must_be_known(url, run):
+    assert "--format" in run("export", url, 0, "out.ckpt", code=2).stderr
+    run("export", url, 0, "out.ckpt", "--format", "torch")
+    assert "--format" in run("import", url, "out.ckpt", "--step", 9, code=2).stderr
+
+
+def test_nothing_is_overwritten_unasked(url, run):
+    Path("out.pt").write_text("mine")
+    assert "--force" in run("export", url, 0, "out.pt", code=1).stderr
+    assert Path("out.pt").read_text() == "mine"
+    run("export", url, 0, "out.pt", "--force")
+    assert len(torch.load("out.pt", weights_only=False)) == 3
+    assert sorted(os.listdir()) == ["ckpts", "out.pt"]
+
+
+@pytest.mark.parametrize("dtype", HOLDABLE, ids=str)
+def test_every_dtype_that_safetensors_has(store, dtype):
+    tensors = {"a": bits(dtype), "b": bits(dtype)[:, :0], "c": bits(dtype)[0, 0], "d": bits(dtype).t()}
+    store.commit(tensors, step=0)
+    export_safetensors(store, 0, "out.safetensors")
+    import_safetensors(store, "out.safetensors", step=1)
+    assert_same_leaves(store.checkout(1), {**tensors, "d": tensors["d"].contiguous()})
+
+
+def test_tied_tensors_stay_tied(store):
+    weight = torch.ones(40)
+    store.commit({"b": weight, "a": weight}, step=0)
+    export_safetensors(store, 0, "out.safetensors")
+    assert set(safetensors.torch.load_file("out.safetensors")) == {"b"}
+    import_safetensors(store, "out.safetensors", step=1)
+    state = store.checkout(1)
+    assert state["a"] is state["b"]
+
+
+def test_safetensors_refuses_what_it_cannot_hold(store):
+    store.commit(
+        {
+            "lr": 0.1,
+            "array": torch.ones(3).numpy(),
+            "wide": torch.ones(3, dtype=torch.complex128),
+            "sparse": torch.eye(3).to_sparse(),
+            "fine": torch.ones(3),
+        },
+        step=0,
+    )
+    with pytest.raises(StateError) as caught:
+        export_safetensors(store, 0, "out.safetensors")
+    for told in ("lr: a plain", "array: a numpy", "wide: dtype complex128", "sparse/indices: a part", "hold 5 "):
+        assert told in str(caught.value)
+    assert "fine" not in str(caught.value) and os.listdir() == ["store"]
+    export_safetensors(store, 0, "out.safetensors", paths=["fine"])
+
+
+@pytest.mark.parametrize("export", [export_safetensors, export_torch])
+def test_a_failed_export_leaves_nothing(store, export, monkeypatch):
+    store.commit({"a": torch.ones(3)}, step=0)
+    Path("old.bin").write_text("old")
+
+    def fail(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for name in ("new.bin", "old.bin"):
+        with pytest.raises(OSError, match="No space"):
+            export(store, 0, name, overwrite=True)
+    with pytest.raises(Conflict):
+        export(store, 0, "old.bin")
+    with pytest.raises(OSError, match=r"missing/out\.bin"):
+        export(store, 0, "missing/out.bin")
+    assert Path("old.bin").read_text() == "old" and sorted(os.listdir()) == ["old.bin", "store"]
+
+
+@pytest.mark.parametrize("export", [export_safetensors, export_torch])
+def test_a_write_that_fails_inside_the_library(store, export):
+    import resource
+
+    store.commit({"a": torch.ones(1 << 20)}, step=0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises((StorageError, OSError)):
+            export(store, 0, "out.bin")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir() == ["store"]
+
+
+def test_foreign_files(store):
+    Path("text.pt").write_text("hello")
+    Path("empty.pt").write_text("")
+    torch.save({"a": Fraction(1, 2)}, "object.pt")
+    torch.save({0: torch.ones(1)}, "numbers.pt")
+    for name in ("text.pt", "empty.pt"):
+        with pytest.raises(FormatError, match=name):
+            import_torch(store, name, step=0)
+        with pytest.raises(FormatError, match=name):
+            import_safetensors(store, name, step=0)
+    with pytest.raises(FormatError, match=r"fractions\.Fraction"):
+        import_torch(store, "object.pt", step=0)
+    with pytest.raises(InvalidArgument, match="--name"):
+        import_torch(store, "numbers.pt", step=0)
+    assert store.steps() == []
+
+
+def test_a_model_saved_by_others(store):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    safetensors.torch.save_model(model, "model.safetensors")
+    import_safetensors(store, "model.safetensors", step=0, name="model")
+    assert_same_leaves(store.checkout(0)["model"], model.state_dict())
+    torch.save(model.state_dict(), "model.pt")
+    import_torch(store, "model.pt", step=1, name="model")
+    assert type(store.checkout(1)["model"]) is OrderedDict
+
+
+def test_names_are_paths_where_they_can_be():
+    assert nested({"a/b.c/0": 1, "a/b.c/1": 2, "d": 3}, "file") == {"a": {"b.c": {0: 1, 1: 2}}, "d": 3}
+    assert nested({"0": 1, "007/01": 2, "a//b": 3}, "file") == {"0": 1, "007": {"01": 2}, "a": {"": {"b": 3}}}
+    assert nested({"a%2Fb/%30": 1, "%(": 2, "x/%(x)": 3}, "file") == {"a/b": {"0": 1}, "%(": 2, "x": {"%(x)": 3}}
+    assert nested({'a/%({"tuple":[0,1]})': 1, "a/%([1])": 2}, "file") == {"a": {(0, 1): 1, "%([1])": 2}}
+    for names in (("a", "a/b"), ("a/b", "a"), ("a", "a/b/c")):
+        with pytest.raises(FormatError, match="beneath"):
+            nested(dict.fromkeys(names, 1), "file")

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+import ckptstore
+
+
+def test_log_lists_commits_newest_first(url, told, asked):
+    head, *rows = told("log", url).splitlines()
+    assert head.split() == ["STEP", "TAGS", "AGE", "LEAVES", "LOGICAL", "NEW", "METADATA"]
+    assert [row.split()[0] for row in rows] == ["200", "100", "0"]
+    assert "best" in rows[1] and "loss=1.9 note=text" in rows[1] and rows[1].endswith("…")
+    commits = asked("log", url)
+    assert [(commit["step"], commit["parent"]) for commit in commits] == [(200, "main@100"), (100, "main@0"), (0, None)]
+    assert commits[1]["tags"] == ["best"] and commits[1]["metadata"]["loss"] == 1.9
+
+
+def test_log_of_some_of_another_run(url, asked):
+    assert [commit["step"] for commit in asked("log", url, "-n", 2)] == [200, 100]
+    assert [commit["parent"] for commit in asked("log", url, "--run", "side")] == ["main@200"]
+
+
+def test_piped_output_is_not_broken(url, run):
+    rows = run("ls", url, 100, columns=None).stdout.splitlines()
+    assert len(rows) == 1 + len(ckptstore.open(url).manifest(100))
+    assert run("log", url, columns=None).stdout.count("text " * 29) == 3
+
+
+def test_times_are_iso(url, asked):
+    created = dt.datetime.fromisoformat(asked("log", url)[0]["created"])
+    assert abs(created - dt.datetime.now(dt.UTC)) < dt.timedelta(hours=1)
+
+
+def test_nothing_committed_is_no_error(tmp_path, run, asked):
+    ckptstore.open(tmp_path / "empty").close()
+    for command in ("log", "steps", "tag"):
+        assert run(command, tmp_path / "empty").stdout == ""
+    assert asked("log", tmp_path / "empty") == asked("steps", tmp_path / "empty") == []
+
+
+def test_show(url, told, asked):
+    text = told("show", url, "best")
+    assert "main@100" in text and "main@0" in text and "loss" in text and "bfloat16" in text
+    commit = asked("show", url, "main@100")
+    assert (commit["step"], commit["parent"], commit["leaves"]) == (100, "main@0", 8)
+    assert commit["dtypes"]["bfloat16"] == {"leaves": 1, "bytes": 2400}
+    assert asked("show", url, "side@latest")["parent"] == "main@200"
+
+
+def test_steps(url, told, asked):
+    assert told("steps", url) == "0\n100\n200\n"
+    assert asked("steps", url, "--run", "side") == [210]
+
+
+def test_tag(url, told, asked):
+    assert told("tag", url, "good", "latest") == "tag good is now main@200\n"
+    assert asked("tag", url) == {"run": "main", "tags": {"best": 100, "good": 200}}
+    assert [row.split() for row in told("tag", url).splitlines()] == [["TAG", "STEP"], ["best", "100"], ["good", "200"]]
+    told("tag", url, "-d", "best")
+    assert ckptstore.open(url).tags() == {"good": 200}
+
+
+@pytest.mark.parametrize("arguments", [("name",), ("-d",), ("-d", "name", "100")])
+def test_tag_says_what_it_takes(url, run, arguments):
+    assert "NAME and STEP" in run("tag", url, *arguments, code=2).stderr
+
+
+def test_rm_and_restore(url, told, asked):
+    assert told("rm", url, "0", "main@0", "side@210").startswith("deleted main@0\ndeleted side@210\n")
+    assert "(deleted)" in told("log", url, "--deleted") and asked("steps", url) == [100, 200]
+    deleted = [commit["deleted"] is not None for commit in asked("log", url, "--deleted")]
+    assert deleted == [False, False, True]
+    assert told("restore", url, 0) == "restored main@0\n"
+    assert asked("restore", url, 210, "--run", "side")["step"] == 210
+    assert asked("steps", url) == [0, 100, 200]
+
+
+def test_rm_is_all_or_nothing(url, run, asked):
+    assert "tag" in run("rm", url, "0", "best", code=1).stderr
+    assert "no step 7" in run("rm", url, "0", "7", code=1).stderr
+    assert asked("steps", url) == [0, 100, 200]
+
+
+def test_rm_tells_until_when(url, asked):
+    document = asked("rm", url, 200)
+    assert [(commit["run"], commit["step"]) for commit in document["deleted"]] == [("main", 200)]
+    assert dt.datetime.fromisoformat(document["restorable_until"]) > dt.datetime.now(dt.UTC) + dt.timedelta(minutes=14)

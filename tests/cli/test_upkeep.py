@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ckptstore
+
+
+def test_init_makes_a_store_with_settings(tmp_path, run, asked):
+    place = tmp_path / "new"
+    assert asked("init", place, "--digest", "sha256", "--chunk-bytes", 65536) == {"url": str(place)}
+    assert '"sha256"' in (place / "ckptstore.json").read_text()
+    assert "already" in run("init", place, code=1).stderr
+
+
+def test_init_refuses_what_cannot_be(tmp_path, run):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("")
+    assert "a place of its own" in run("init", tmp_path / "other", code=1).stderr
+    assert "md5" in run("init", tmp_path / "new", "--digest", "md5", code=1).stderr
+    assert "chunk_bytes" in run("init", tmp_path / "new", "--chunk-bytes", 1, code=1).stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_stats(url, told, asked):
+    assert "main" in told("stats", url) and "stored" in told("stats", url)
+    document = asked("stats", url)
+    assert document["commits"] == 4 and document["stored_bytes"] > 0
+    runs = {run["name"]: run for run in document["runs"]}
+    assert runs["main"]["latest"] == 200 and runs["side"]["forked_from"] == "main@200"
+
+
+def test_verify(url, told, asked):
+    assert told("verify", url).startswith("no problem in 4 commits")
+    assert asked("verify", url)["ok"]
+
+
+def test_verify_finds_damage(url, told, asked):
+    pack = max(Path(url).glob("packs/*/*.pack"), key=lambda path: path.stat().st_size)
+    pack.chmod(0o644)
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    text = told("verify", url, code=1)
+    assert "OBJECT" in text and "1 problem" in text
+    document = asked("verify", url, code=1)
+    assert not document["ok"] and document["problems"][0]["object"].startswith("packs/")
+    assert document["problems"][0]["affected"]
+
+
+def test_migrate(url, told, asked):
+    assert "already" in told("migrate", url)
+    assert (
+        asked("migrate", url)["before"]
+        == asked("migrate", url, "--catalog", f"sqlite:///{url}/catalog.sqlite")["after"]
+    )
+
+
+def test_migrate_makes_no_catalog_where_no_store_is(tmp_path, run):
+    assert "ckptstore.json" in run("migrate", tmp_path, code=1).stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_gc_only_shows_the_plan(url, told, asked):
+    before = sorted(path.name for path in Path(url).rglob("*.*"))
+    text = told("gc", url, "--keep-last", 1, "--grace", 0)
+    rows = {row.split()[0]: row for row in text.splitlines()[1:4]}
+    assert "delete" in rows["0"] and "tagged best" in rows["100"] and "one of the last 1" in rows["200"]
+    assert "--yes" in text
+    plan = asked("gc", url, "--keep-last", 1)
+    assert plan["delete"] == [0] and plan["report"] is None
+    assert plan["keep"] == [{"step": 200, "why": "one of the last 1"}, {"step": 100, "why": "tagged best"}]
+    assert asked("steps", url) == [0, 100, 200]
+    assert sorted(path.name for path in Path(url).rglob("*.*")) == before
+
+
+def test_gc_does_it_when_told(url, told, asked):
+    told("tag", url, "-d", "best")
+    assert "deleted 2 commits, freed 0 packs" in told("gc", url, "--keep-last", 1, "--yes")
+    assert asked("steps", url) == [200]
+    report = asked("gc", url, "--grace", 0, "--yes")["report"]
+    assert (report["deleted"], report["manifests"], report["packs"]) == ([], 2, 1) and report["bytes"] > 1000
+    assert asked("verify", url)["ok"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (("--keep-every", 200), [200, 100, 0]),
+        (("--keep-best", "loss"), [200, 100]),
+        (("--keep-best", "loss:max"), [100, 0]),
+        (("--keep-best", "loss:max:2"), [100, 0]),
+        (("--keep-best", "loss:3"), [200, 100, 0]),
+        (("--keep-last", 0), [100]),
+        (("--keep-last", 1, "--keep-best", "loss:max"), [200, 100, 0]),
+    ],
+)
+def test_gc_policies(url, asked, options, kept):
+    assert [commit["step"] for commit in asked("gc", url, *options)["keep"]] == kept
+
+
+def test_gc_refuses_a_misspelt_metric(url, run):
+    assert "nearest: loss" in run("gc", url, "--keep-best", "los", "--yes", code=1).stderr
+    assert ckptstore.open(url).steps() == [0, 100, 200]
+
+
+def test_the_default_grace_that_help_tells(run):
+    from ckptstore.operations.gc import DEFAULT_GRACE
+
+    assert f"[default: {DEFAULT_GRACE:.0f}]" in " ".join(run("gc", "--help").stdout.split())
