@@ -19,7 +19,7 @@ class Failure(click.ClickException):
     exit_code = FAILED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"{click.style('error:', fg='red')} {self.message}", file=file, err=True)
+        click.echo(f"{click.style('error:', fg='red')} {self.message}", file=file, err=True, color=self.show_color)
 
 
 class Interrupted(Failure):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import ckptstore
 from ckptstore.cli import cli
 
+TERMINAL = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
 MISTAKES = [
     (("log", "nowhere"), "check the place"),
     (("log", "abc://x"), "abc"),
@@ -111,3 +113,23 @@ def test_completion(shell, run, asked):
     script = run("completion", shell).stdout
     assert "_CKPTSTORE_COMPLETE" in script
     assert asked("completion", shell) == {"shell": shell, "script": script.removesuffix("\n")}
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_are_for_terminals_of_those_who_want_them(url, environment, coloured):
+    for arguments in (("log", url), ("show", url, "5")):
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "ckptstore", *arguments]
+        subprocess.run(command, stdout=theirs, stderr=theirs, env=TERMINAL | environment, check=False)
+        os.close(theirs)
+        assert (b"\x1b[" in os.read(ours, 1 << 16)) == coloured
+        os.close(ours)
+
+
+def test_a_bar_on_a_terminal_shows_progress(url):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ckptstore", "verify", url]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, env=TERMINAL)
+    os.close(theirs)
+    assert b"verify" in os.read(ours, 1 << 16) and done.stdout.startswith("no problem")
+    os.close(ours)
