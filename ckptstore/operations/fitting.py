@@ -107,6 +107,8 @@ class Fitting:
                 misfit = check_fits(path, wanted, leaf.tensor)
                 if misfit is not None:
                     yield misfit
+            elif self._is_free(path):
+                continue  # an optimizer's value may have become a tensor
             elif isinstance(leaf, TensorLeaf):
                 yield f"{path}: a plain value in the commit, a tensor in the target"
             elif isinstance(wanted, TensorEntry):
@@ -130,17 +132,13 @@ class Fitting:
     def _other_groups(self, values: Mapping[str, object]) -> Iterator[str]:
         """An optimizer's groups of parameters cannot be made to fit."""
         for root, owner in self._owners.items():
-            if isinstance(owner, torch.optim.Optimizer) and self._is_free(root) and self.touches(root):
+            groups = self._manifest.containers.get(f"{root}/param_groups")
+            if isinstance(owner, torch.optim.Optimizer) and groups is not None and self._is_free(root):
                 here = [len(group["params"]) for group in owner.param_groups]
-                there = _group_sizes(self._manifest, values, root)
+                params = [values.get(f"{root}/param_groups/{number}/params") for number in groups.keys]
+                there = [len(found) if isinstance(found, list) else 0 for found in params]
                 if here != there:
                     yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
-
-
-def _group_sizes(manifest: Manifest, values: Mapping[str, object], root: str) -> list[int]:
-    groups = manifest.containers.get(f"{root}/param_groups", Container("list"))
-    params = [values.get(f"{root}/param_groups/{number}/params") for number in groups.keys]
-    return [len(found) if isinstance(found, list) else 0 for found in params]
 
 
 def _form(container: Container) -> str:

@@ -109,9 +109,10 @@ class _Telling:
             state = self._visit(owner.state_dict(), path)
         if isinstance(owner, torch.nn.Module):
             _put_own_tensors(owner, state)
-        owner.load_state_dict(state)
         if isinstance(owner, torch.optim.Optimizer):
-            _keep_dtypes(owner, state)
+            _load_optimizer(owner, state)
+        else:
+            owner.load_state_dict(state)
 
 
 def _renewed(live: Any, loaded: Any) -> Any:
@@ -136,10 +137,35 @@ def _is_filled(own: torch.Tensor, value: torch.Tensor) -> bool:
     return is_dense(own) and is_dense(value) and own.device == value.device and identity(own.data) == identity(value)
 
 
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load it without what `Optimizer.load_state_dict` does: cast a parameter's state to its dtype, which loses bits.
+
+    Hooks see the state that is cast, whatever other hooks or a subclass made of it, and put the bits right at once.
+    """
+    given: list[Mapping[str, Any]] = []
+    before = optimizer.register_load_state_dict_pre_hook(lambda _, state: given.append(state))
+    after = optimizer.register_load_state_dict_post_hook(lambda _: _keep_dtypes(optimizer, given[-1]), prepend=True)
+    try:
+        optimizer.load_state_dict(state)
+    finally:
+        before.remove()
+        after.remove()
+
+
 def _keep_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Undo that `Optimizer.load_state_dict` casts a parameter's state to the parameter's dtype, which loses bits."""
-    live = optimizer.state_dict()["state"]
-    for key, values in state.get("state", {}).items():
-        for name, value in values.items() if isinstance(values, Mapping) else ():
-            if isinstance(value, torch.Tensor) and live[key][name].dtype != value.dtype:
-                live[key][name] = value.to(live[key][name].device)
+    keys = [key for group in state["param_groups"] for key in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for key, parameter in zip(keys, parameters, strict=True):
+        if key in state["state"]:
+            optimizer.state[parameter] = _uncast(optimizer.state[parameter], state["state"][key])
+
+
+def _uncast(cast: Any, value: Any) -> Any:
+    """`cast` with the dtypes of `value`."""
+    if isinstance(value, torch.Tensor):
+        return cast if cast.dtype == value.dtype else value.to(cast.device)
+    if isinstance(value, Mapping):
+        return {key: _uncast(cast[key], inner) for key, inner in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(map(_uncast, cast, value))
+    return cast

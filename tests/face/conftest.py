@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ckptstore
+
+torch.set_num_threads(1)  # more of them only wait for each other on small tensors
+
+
+@pytest.fixture
+def store(tmp_path):
+    """An empty store whose chunks are so small that tensors of the tests span several."""
+    with ckptstore.open(tmp_path / "store", chunk_bytes=4096) as store:
+        yield store
