@@ -20,6 +20,7 @@ class CommitRecord:
         id: random 32-hex name.
         run, step: its address.
         parent: id of the commit it was made on top of; None for a first one or when that was purged.
+        parent_ref: the same as `run@step`.
         created: seconds since 1970, the database's clock.
         metadata: what the user gave; JSON.
         content: digest of the manifest's content, the same for the same state.
@@ -41,13 +42,14 @@ class CommitRecord:
     leaves: int
     logical_bytes: int
     new_bytes: int
+    parent_ref: str | None = None
     deleted: float | None = None
     tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run: its name, its live commits counted, its newest step, and the commit it forked from."""
+    """A run: its name, its live commits counted, its newest step, and `run@step` of the commit it forked from."""
 
     name: str
     created: float

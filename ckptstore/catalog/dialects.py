@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection, Engine, Float, NullPool, QueuePool, crea
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from ckptstore.errors import CatalogBusy, CatalogError, CkptStoreError, StorageFull, StorageReadOnly
+from ckptstore.errors import CatalogBusy, CatalogError, CkptStoreError, InvalidArgument, StorageFull, StorageReadOnly
 
 BUSY_SECONDS = 30.0
 """How long a transaction waits for the store's lock."""
@@ -50,7 +50,11 @@ def make_engine(url: URL) -> Engine:
     """An engine whose transactions are the ones `reading` and `writing` ask for."""
     if url.get_backend_name() != "sqlite":
         connect = {"options": f"-c lock_timeout={int(BUSY_SECONDS * 1000)}"}
-        return create_engine(url, connect_args=connect, pool_pre_ping=True, max_overflow=-1)
+        try:
+            return create_engine(url, connect_args=connect, pool_pre_ping=True, max_overflow=-1)
+        except ModuleNotFoundError as error:
+            advice = 'pip install "ckptstore[postgres]"'
+            raise InvalidArgument(f"a catalog on Postgres needs the package {error.name}: {advice}") from None
     path = _path(url)
     if _writable(path):
         engine = create_engine(

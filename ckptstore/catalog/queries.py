@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, select
 
 from ckptstore.catalog.base import CatalogStats, ChunkLocation, CommitRecord, PackRecord, RunRecord
 from ckptstore.catalog.schema import chunks, commit_packs, commits, manifests, packs, runs, tags
@@ -18,7 +18,14 @@ _IN_LIST = 4096  # below SQLite's and Postgres' limits of parameters
 
 LIVE = commits.c.deleted.is_(None)
 
-_commits = select(commits, runs.c.name.label("run_name")).join(runs, runs.c.key == commits.c.run)
+_parents, _parent_runs = commits.alias(), runs.alias()
+_parent_ref = (_parent_runs.c.name + "@" + cast(_parents.c.step, Text)).label("parent_ref")
+_commits = (
+    select(commits, runs.c.name.label("run_name"), _parent_ref)
+    .join(runs, runs.c.key == commits.c.run)
+    .outerjoin(_parents, _parents.c.id == commits.c.parent)
+    .outerjoin(_parent_runs, _parent_runs.c.key == _parents.c.run)
+)
 _location = (
     chunks.c.digest, packs.c.name, chunks.c.offset, chunks.c.length, chunks.c.raw_length, chunks.c.codec, chunks.c.base
 )  # fmt: skip
@@ -40,9 +47,10 @@ def all_runs(db: Connection) -> list[RunRecord]:
         .subquery()
     )
     found = db.execute(
-        select(runs.c.name, runs.c.created, func.coalesce(counted.c.commits, 0), counted.c.latest, runs.c.forked_from)
+        select(runs.c.name, runs.c.created, func.coalesce(counted.c.commits, 0), counted.c.latest, _parent_ref)
         .outerjoin(counted, counted.c.run == runs.c.key)
-        .order_by(runs.c.name)
+        .outerjoin(_parents, _parents.c.id == runs.c.forked_from)
+        .outerjoin(_parent_runs, _parent_runs.c.key == _parents.c.run)
     )
     return sorted((RunRecord(*row) for row in found), key=lambda run: run.name)  # Postgres orders by its locale
 
@@ -232,6 +240,7 @@ def _record(row: Row[Any], names: tuple[str, ...]) -> CommitRecord:
         run=row.run_name,
         step=row.step,
         parent=row.parent,
+        parent_ref=row.parent_ref,
         created=row.created,
         metadata=json.loads(row.metadata),
         content=bytes(row.content),

@@ -38,8 +38,6 @@ class GuardedGroup(click.Group):
             raise Failure(str(error)) from error
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted") from error
-        except ModuleNotFoundError as error:
-            raise Failure(f"{error.name} is not installed: pip install {error.name}") from error
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise

@@ -60,7 +60,6 @@ def import_(place: Place, *, file: Path, step: int, name: str | None, kind: str 
 
     Files of torch.save are read with weights_only=True.
     """
-    from ckptstore.cli.addresses import Addresses
     from ckptstore.cli.records import commit_json
 
     kind = kind or _kind(file)
@@ -70,7 +69,7 @@ def import_(place: Place, *, file: Path, step: int, name: str | None, kind: str 
         else:
             from ckptstore.integrations.safetensors import import_safetensors as read
         commit = read(store, file, step=step, name=name, progress=progress)
-        document = commit_json(commit, Addresses(place, store)) if as_json else None
+        document = commit_json(commit) if as_json else None
     if document is not None:
         print_json(document)
     else:

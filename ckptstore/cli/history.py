@@ -36,14 +36,12 @@ def log(place: Place, *, count: int | None, deleted: bool, as_json: bool) -> Non
 
     LOGICAL is the size of the state, NEW what the commit added to the store.
     """
-    from ckptstore.cli.addresses import Addresses
     from ckptstore.cli.records import commit_json
 
     with place.open() as store:
         commits = store.log(deleted=deleted)[:count]
         if as_json:
-            addresses = Addresses(place, store)
-            print_json([commit_json(commit, addresses) for commit in commits])
+            print_json([commit_json(commit) for commit in commits])
         elif commits:
             now = time.time()
             print_table(_LOG, [_log_row(commit, now) for commit in commits])
@@ -69,26 +67,25 @@ def _log_row(commit: CommitRecord, now: float) -> list[str]:
 @click.argument("step")
 def show(place: Place, *, step: str, as_json: bool) -> None:
     """Show a commit: parent, sizes, metadata, kinds of leaves."""
-    from ckptstore.cli.addresses import Addresses
     from ckptstore.cli.records import commit_json, summary
 
     with place.open() as store:
         view = store.manifest(step)
-        commit, dtypes, addresses = view.commit, summary(view), Addresses(place, store)
+        commit, dtypes = view.commit, summary(view)
         if as_json:
-            print_json(commit_json(commit, addresses) | {"document": commit.document, "dtypes": dtypes})
+            print_json(commit_json(commit) | {"document": commit.document, "dtypes": dtypes})
             return
-        print_fields(_commit_fields(commit, addresses.of(commit.parent) or "none"))
+        print_fields(_commit_fields(commit))
         click.echo()
         rows = [[name, f"{group['leaves']:,}", text.size(group["bytes"])] for name, group in dtypes.items()]
         print_table((Column("DTYPE", fold=True), Column("LEAVES", right=True), Column("SIZE", right=True)), rows)
 
 
-def _commit_fields(commit: CommitRecord, parent: str) -> dict[str, str]:
+def _commit_fields(commit: CommitRecord) -> dict[str, str]:
     fields = {
         "commit": f"{commit.run}@{commit.step}",
         "id": commit.id,
-        "parent": parent,
+        "parent": commit.parent_ref or "none",
         "tags": " ".join(commit.tags) or "none",
         "created": text.local(commit.created),
         "leaves": f"{commit.leaves:,}",
@@ -170,12 +167,11 @@ def rm(place: Place, *, step: tuple[str, ...], as_json: bool) -> None:
 @click.argument("step", type=int)
 def restore(place: Place, *, step: int, as_json: bool) -> None:
     """Take back the deletion of a commit. STEP is a number here."""
-    from ckptstore.cli.addresses import Addresses
     from ckptstore.cli.records import commit_json
 
     with place.open() as store:
         commit = store.restore(step)
         if as_json:
-            print_json(commit_json(commit, Addresses(place, store)))
+            print_json(commit_json(commit))
         else:
             click.echo(f"restored {commit.run}@{commit.step}")

@@ -11,16 +11,15 @@ from ckptstore.format.manifest import Entry, TensorEntry, ValueEntry, entry_byte
 
 if TYPE_CHECKING:
     from ckptstore.catalog.base import CommitRecord, RunRecord
-    from ckptstore.cli.addresses import Addresses
 
 
-def commit_json(commit: CommitRecord, addresses: Addresses) -> dict[str, Any]:
+def commit_json(commit: CommitRecord) -> dict[str, Any]:
     """A commit; its parent as `run@step`, null for a first one and when that was purged."""
     return {
         "run": commit.run,
         "step": commit.step,
         "id": commit.id,
-        "parent": addresses.of(commit.parent),
+        "parent": commit.parent_ref,
         "tags": list(commit.tags),
         "created": text.iso(commit.created),
         "deleted": None if commit.deleted is None else text.iso(commit.deleted),
@@ -31,14 +30,14 @@ def commit_json(commit: CommitRecord, addresses: Addresses) -> dict[str, Any]:
     }
 
 
-def run_json(run: RunRecord, addresses: Addresses) -> dict[str, Any]:
+def run_json(run: RunRecord) -> dict[str, Any]:
     """A run, and the commit it forked from as `run@step`."""
     return {
         "name": run.name,
         "created": text.iso(run.created),
         "commits": run.commits,
         "latest": run.latest,
-        "forked_from": addresses.of(run.forked_from),
+        "forked_from": run.forked_from,
     }
 
 

@@ -14,7 +14,6 @@ from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
     from ckptstore.catalog.base import CatalogStats, RunRecord
-    from ckptstore.cli.addresses import Addresses
     from ckptstore.operations.verify import Problem, VerifyReport
 
 _RUNS = (
@@ -58,17 +57,15 @@ def init(place: Place, *, digest: str | None, chunk_bytes: int | None, as_json: 
 @store_command
 def stats(place: Place, *, as_json: bool) -> None:
     """Count what is stored, over all runs."""
-    from ckptstore.cli.addresses import Addresses
-
     with place.open() as store:
-        counts, runs, addresses = store.stats(), store.runs(), Addresses(place, store)
+        counts, runs = store.stats(), store.runs()
         if as_json:
-            print_json(_stats_json(counts, runs, addresses))
+            print_json(_stats_json(counts, runs))
             return
         print_fields(_stats_fields(counts))
         if runs:
             click.echo()
-            rows = [[run.name, f"{run.commits:,}", _latest(run), addresses.of(run.forked_from) or ""] for run in runs]
+            rows = [[run.name, f"{run.commits:,}", _latest(run), run.forked_from or ""] for run in runs]
             print_table(_RUNS, rows)
 
 
@@ -89,7 +86,7 @@ def _stats_fields(counts: CatalogStats) -> dict[str, str]:
     }
 
 
-def _stats_json(counts: CatalogStats, runs: list[RunRecord], addresses: Addresses) -> dict[str, Any]:
+def _stats_json(counts: CatalogStats, runs: list[RunRecord]) -> dict[str, Any]:
     from ckptstore.cli.records import run_json
 
     return {
@@ -99,7 +96,7 @@ def _stats_json(counts: CatalogStats, runs: list[RunRecord], addresses: Addresse
         "packs": dict(counts.packs),
         "logical_bytes": counts.logical_bytes,
         "stored_bytes": counts.stored_bytes,
-        "runs": [run_json(run, addresses) for run in runs],
+        "runs": [run_json(run) for run in runs],
     }
 
 

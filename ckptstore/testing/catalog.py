@@ -106,8 +106,8 @@ class CatalogConformance(CatalogGcConformance):
     def test_a_run_remembers_where_it_forked(self, catalog: Catalog) -> None:
         first = make(catalog, new_commit(0, run="main"))
         fork = make(catalog, new_commit(0, run="fork", parent=first.id))
-        assert fork.parent == first.id
-        assert {run.name: run.forked_from for run in catalog.runs()} == {"main": None, "fork": first.id}
+        assert (fork.parent, fork.parent_ref) == (first.id, f"{first.run}@{first.step}")
+        assert {run.name: run.forked_from for run in catalog.runs()} == {"main": None, "fork": fork.parent_ref}
 
     def test_a_run_whose_commits_are_deleted(self, catalog: Catalog) -> None:
         make(catalog, new_commit(0))
