@@ -71,12 +71,23 @@ def fetch(
         BudgetTooSmall: one chunk does not fit into the budget.
     """
     jobs = _jobs(catalog, wishes)
+    while True:
+        try:
+            _carry_out(jobs, _Run(storage, digest, advance), budget)
+        except MissingData:
+            before, jobs = jobs, _jobs(catalog, wishes)
+            if [job.location for job in jobs] == [job.location for job in before]:
+                raise  # otherwise gc took a copy that no commit needs any more, and there is another
+        else:
+            return
+
+
+def _carry_out(jobs: list[_Job], run: _Run, budget: int) -> None:
     largest = max((job.scratch for job in jobs), default=0)
     if largest > budget:
         raise BudgetTooSmall(f"a budget of {budget} bytes, but one chunk needs {largest}: give at least that")
     workers = min(_WORKERS, budget // largest) if largest else _WORKERS
     batches = list(_batches(jobs, budget // workers - largest))
-    run = _Run(storage, digest, advance)
     if len(batches) == 1:
         run(batches[0])
         return

@@ -39,8 +39,17 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
         StorageError, CatalogError: a write failed; no step was changed.
     """
     version.check_features(chunks.config.requires_write, "write to", chunks.storage.url)
-    taken = StepExists(f"step {draft.step} of run {draft.run!r} holds another state: commit to a new step")
-    refuse = taken if _exists(chunks, draft) else None
+    if _exists(chunks, draft):
+        taken = StepExists(f"step {draft.step} of run {draft.run!r} holds another state: commit to a new step")
+        try:
+            return _commit(chunks, flat, draft, advance, taken)
+        except StepExists:
+            if _exists(chunks, draft):
+                raise  # otherwise it was deleted meanwhile
+    return _commit(chunks, flat, draft, advance, None)
+
+
+def _commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance, refuse: StepExists | None) -> CommitRecord:
     with writing_session(chunks.catalog) as session:
         with chunks.writer(session, refuse=refuse, advance=advance) as writer:
             manifest = _write_leaves(writer, flat, chunks.config.chunk_bytes)

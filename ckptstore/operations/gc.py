@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog, CommitRecord, Condemned
-from ckptstore.errors import GcRefused, InvalidArgument
+from ckptstore.errors import GcRefused, InvalidArgument, StepNotFound, StepProtected
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.retention import Policy
 from ckptstore.storage.base import Storage, Sweeping
@@ -73,11 +73,7 @@ class GcPlan:
             GcRefused: a pack that a commit needs is missing from storage; nothing was changed.
         """
         _check_needed_packs(self.storage, self.catalog)
-        current = {commit.id: commit for commit in self.catalog.commits()}
-        wanted = [commit for commit in self.delete if commit.id in current and not current[commit.id].tags]
-        steps = tuple(commit.step for commit in wanted)
-        if steps:
-            self.catalog.delete(self.run, steps)
+        steps = self._delete_steps()
         fenced = self.catalog.fence_expired()
         sizes = {pack.name: pack.size for pack in self.catalog.packs()}
         condemned = self.catalog.condemn(self.grace)
@@ -85,6 +81,18 @@ class GcPlan:
         freed = sum(sizes.get(pack, 0) for pack in condemned.packs)
         unfinished = self.storage.sweep_temporary(_UNFINISHED_SECONDS) if isinstance(self.storage, Sweeping) else 0
         return GcReport(steps, len(condemned.documents), len(condemned.packs), freed, fenced, unfinished)
+
+    def _delete_steps(self) -> tuple[int, ...]:
+        while True:
+            current = {commit.id: commit for commit in self.catalog.commits()}
+            wanted = [commit for commit in self.delete if commit.id in current and not current[commit.id].tags]
+            steps = tuple(commit.step for commit in wanted)
+            try:
+                if steps:
+                    self.catalog.delete(self.run, steps)
+                return steps
+            except (StepNotFound, StepProtected):
+                continue  # another gc was faster, or a tag came in between: look again
 
 
 def plan_gc(storage: Storage, catalog: Catalog, run: str, keep: Policy | None, grace: float) -> GcPlan:
@@ -122,10 +130,17 @@ def _batched(items: Sequence[str], size: int) -> list[Sequence[str]]:
 
 
 def _check_needed_packs(storage: Storage, catalog: Catalog) -> None:
-    needed = {pack_key(pack.name): pack for pack in catalog.packs() if pack.state == "live" and pack.needed_by}
-    present = {info.key for info in storage.list("packs/")}
-    for key in needed.keys() - present:
+    needed = _needed_packs(catalog)
+    missing = needed.keys() - {info.key for info in storage.list("packs/")}
+    if missing:
+        missing &= _needed_packs(catalog).keys()  # another gc may have taken some while the storage was listed
+    for key in sorted(missing):
         raise GcRefused(
-            f"{key}, needed by {needed[key].needed_by} commits, is not in {storage.url}: nothing was collected; "
+            f"{key}, needed by {needed[key]} commits, is not in {storage.url}: nothing was collected; "
             "run verify, and make sure that catalog and storage belong together"
         )
+
+
+def _needed_packs(catalog: Catalog) -> dict[str, int]:
+    """Storage key → number of commits."""
+    return {pack_key(pack.name): pack.needed_by for pack in catalog.packs() if pack.state == "live" and pack.needed_by}
