@@ -56,16 +56,19 @@ class VerifyReport:
 
 
 def verify(chunks: ChunkStore, advance: Advance = ignore) -> VerifyReport:
-    """Check all of it, reading every byte. Damage is reported, never raised."""
+    """Check all of it, reading every byte. Damage is reported, never raised; what gc takes meanwhile is no damage."""
     commits = chunks.catalog.commits(deleted=True)
     live = [pack for pack in chunks.catalog.packs() if pack.state == "live"]
     found: list[Problem] = [Problem("catalog", detail) for detail in chunks.catalog.check()]
     documents: dict[str, Document] = {}
     for commit in commits:
-        found += _check_document(chunks, commit, documents)
+        problems = list(_check_document(chunks, commit, documents))
+        if problems and chunks.catalog.by_id(commit.id) is not None:
+            found += problems
     with ThreadPoolExecutor(_WORKERS) as pool:
         for problems in pool.map(lambda pack: list(_check_pack(chunks, pack, advance)), live):
             found += problems
+    found = _without_taken_packs(chunks, found)
     found += _check_references(chunks, documents)
     users = _users(commits, documents, chunks.digest.size)
     blamed = tuple(
@@ -131,16 +134,27 @@ def _check_pack(chunks: ChunkStore, pack: PackRecord, advance: Advance) -> Itera
             yield Problem(key, str(error), digest)
 
 
+def _without_taken_packs(chunks: ChunkStore, found: list[Problem]) -> list[Problem]:
+    if not found:
+        return found
+    known = {pack_key(pack.name) for pack in chunks.catalog.packs() if pack.state == "live"}
+    return [problem for problem in found if not problem.object.startswith("packs/") or problem.object in known]
+
+
 def _check_references(chunks: ChunkStore, documents: dict[str, Document]) -> Iterator[Problem]:
-    wanted = {
-        digest
-        for found in documents.values()
-        for entry in found.manifest.entries.values()
-        for digest in chunk_digests(entry, chunks.digest.size)
-    }
-    located = chunks.catalog.locate(list(wanted))
-    for digest in wanted - located.keys():
+    wanted = {name: _digests(found, chunks.digest.size) for name, found in documents.items()}
+    located = chunks.catalog.locate(list(set().union(*wanted.values())))
+    if all(digests <= located.keys() for digests in wanted.values()):
+        return
+    known = {commit.id for commit in chunks.catalog.commits(deleted=True)}
+    missing = {digest for name in wanted.keys() & known for digest in wanted[name] - located.keys()}
+    for digest in missing:
         yield Problem("catalog", f"no live pack holds the chunk {digest.hex()}", digest)
+
+
+def _digests(document: Document, digest_size: int) -> set[bytes]:
+    entries = document.manifest.entries.values()
+    return {digest for entry in entries for digest in chunk_digests(entry, digest_size)}
 
 
 def _users(

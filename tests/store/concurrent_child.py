@@ -80,6 +80,14 @@ def reader(place, number, seconds):
     return read
 
 
+def verifier(place, _, seconds):
+    """Verify all the time."""
+    with open_here(place) as store:
+        for _round in until(seconds):
+            report = store.verify()
+            assert report.ok, report.problems
+
+
 def open_here(place, run="main"):
     return ckptstore.open(place, run=run, chunk_bytes=CHUNK_BYTES)
 

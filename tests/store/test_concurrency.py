@@ -77,9 +77,10 @@ def test_of_processes_that_commit_something_else_to_one_step_one_wins(tmp_path, 
 
 def test_committers_collectors_and_readers(tmp_path):
     place = tmp_path / "store"
-    acts = ["committer", "committer", "committer", "collector", "collector", "reader", "reader"]
+    acts = ["committer", "committer", "committer", "collector", "collector", "reader", "reader", "verifier"]
     results = at_once(*((place, act, number, CHURN_SECONDS) for number, act in enumerate(acts)))
     assert outcomes(results, "collector") == [None, None]
+    assert outcomes(results, "verifier") == [None]
     assert all(isinstance(read, int) and read > 5 for read in outcomes(results, "reader")), results
     kept = {(f"run {number}", step) for act, number, came in results if act == "committer" for step in came}
     live = assert_whole(place, kept)
