@@ -105,7 +105,13 @@ class Interrupted(Intercepted):
 
 def interrupted_store(place, verb, act, run="main"):
     parts = open_parts(
-        place, catalog=None, create=True, read_only=False, digest="xxh3_128", chunk_bytes=CHUNK_BYTES, storage_options={}
+        place,
+        catalog=None,
+        create=True,
+        read_only=False,
+        digest="xxh3_128",
+        chunk_bytes=CHUNK_BYTES,
+        storage_options={},
     )
     return Store(ChunkStore(Interrupted(parts.storage, verb, act), parts.catalog, parts.config), run)
 

@@ -1,0 +1,227 @@
+"""Random use of a store beside a dict: nothing is lost and nothing leaked, whatever comes after whatever."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import ckptstore
+from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import StepExists, StepNotFound, StepProtected, StorageError, TagNotFound
+from ckptstore.format.packs import pack_key
+from ckptstore.opening import open_parts
+from ckptstore.store import Store
+from ckptstore.testing.audit import assert_nothing_leaked, expire_sessions, files, needed_files
+from ckptstore.testing.equality import assert_same
+from ckptstore.testing.faults import FailNth
+
+RUN = "main"
+STEPS = st.integers(0, 3)
+CONTENTS = st.tuples(st.integers(0, 2), st.integers(0, 2))
+POLICIES = st.sampled_from([None, ckptstore.KeepLast(1), ckptstore.KeepLast(2), ckptstore.KeepEvery(2)])
+TAGS = st.sampled_from(["best", "good"])
+
+
+def state_of(content):
+    first, second = (torch.arange(1000) * (number + 1) for number in content)
+    return {"first": first, "inner": {"second": second, "tie": first}, "content": content}
+
+
+class StoreMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.place = Path(tempfile.mkdtemp()) / "store"
+        self.store = ckptstore.open(self.place, chunk_bytes=4096)
+        self.live: dict[int, tuple[int, int]] = {}
+        self.deleted: list[tuple[int, tuple[int, int]]] = []
+        self.tags: dict[str, int] = {}
+        self.abandoned = False
+
+    def teardown(self):
+        assert_nothing_leaked(self.place)
+        self.nothing_is_lost()
+        assert self.store.verify().ok
+        self.store.close()
+        shutil.rmtree(self.place.parent)
+
+    @rule(step=STEPS, content=CONTENTS, in_background=st.booleans())
+    def commit(self, step, content, in_background):
+        def act():
+            if in_background:
+                return self.store.commit_async(state_of(content), step=step).result()
+            return self.store.commit(state_of(content), step=step)
+
+        if self.live.get(step, content) != content:
+            with pytest.raises(StepExists):
+                act()
+        else:
+            assert act().step == step
+            self.live[step] = content
+
+    @rule(step=STEPS, content=CONTENTS, n=st.integers(1, 3), after=st.booleans())
+    def crash_in_commit(self, step, content, n, after):
+        """A writer dies in the middle: its session stays open until its lease runs out."""
+        if step not in self.live:
+            with self.failing_store(n, after, {"end_session"}) as store:
+                try:
+                    store.commit(state_of(content), step=step)
+                    self.live[step] = content
+                except StorageError:
+                    self.abandoned = True
+
+    @rule(n=st.integers(1, 6), after=st.booleans())
+    def crash_in_gc(self, n, after):
+        with self.failing_store(n, after) as store:
+            try:
+                store.gc(grace=0)
+                self.deleted.clear()
+            except StorageError:
+                self.deleted = [one for one in self.deleted if one[0] in self.steps_in_catalog(deleted=True)]
+
+    @precondition(lambda self: self.abandoned)
+    @rule()
+    def leases_run_out(self):
+        expire_sessions(self.place)
+        self.store.gc(grace=3600)
+        self.abandoned = False
+
+    @rule(step=STEPS)
+    def checkout(self, step):
+        if step in self.live:
+            assert_same(self.store.checkout(step), state_of(self.live[step]))
+        else:
+            with pytest.raises((StepNotFound, ckptstore.RunNotFound)):
+                self.store.checkout(step)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), start=st.integers(0, 1000), length=st.integers(0, 1000))
+    def read(self, data, start, length):
+        step = data.draw(st.sampled_from(sorted(self.live)))
+        part = slice(start, start + length)
+        expected = state_of(self.live[step])["inner"]["second"][part].clone()
+        assert_same(self.store.read(step, "inner/second", index=part), expected)
+
+    @precondition(lambda self: self.live)
+    @rule(name=TAGS, step=STEPS)
+    def tag(self, name, step):
+        if step in self.live:
+            self.store.tag(name, step)
+            self.tags[name] = step
+        else:
+            with pytest.raises(StepNotFound):
+                self.store.tag(name, step)
+
+    @precondition(lambda self: self.live)
+    @rule(name=TAGS)
+    def untag(self, name):
+        if name in self.tags:
+            self.store.untag(name)
+            del self.tags[name]
+        else:
+            with pytest.raises(TagNotFound):
+                self.store.untag(name)
+
+    @precondition(lambda self: self.live)
+    @rule(step=STEPS)
+    def delete(self, step):
+        if step not in self.live or step in self.tags.values():
+            with pytest.raises(StepNotFound if step not in self.live else StepProtected):
+                self.store.delete(step)
+        else:
+            self.store.delete(step)
+            self.deleted.append((step, self.live.pop(step)))
+
+    @precondition(lambda self: self.deleted)
+    @rule(step=STEPS)
+    def restore(self, step):
+        last = next((one for one in reversed(self.deleted) if one[0] == step), None)
+        if last is None or step in self.live:
+            with pytest.raises(StepNotFound if last is None else StepExists):
+                self.store.restore(step)
+        else:
+            assert self.store.restore(step).step == step
+            self.deleted.reverse()
+            self.deleted.remove(last)
+            self.deleted.reverse()
+            self.live[step] = last[1]
+
+    @precondition(lambda self: self.live)
+    @rule(policy=POLICIES, grace=st.sampled_from([0, 3600]))
+    def gc(self, policy, grace):
+        plan = self.store.plan_gc(keep=policy, grace=grace)
+        self.check_plan(plan, policy)
+        report = plan.execute()
+        assert set(report.deleted) == {commit.step for commit in plan.delete}
+        self.deleted += [(step, self.live.pop(step)) for step in report.deleted]
+        if grace == 0:
+            self.deleted.clear()
+            assert self.abandoned or files(self.place) == needed_files(self.place)
+
+    def check_plan(self, plan, policy):
+        kept = set(self.live)
+        if isinstance(policy, ckptstore.KeepLast):
+            kept = set(sorted(self.live)[-policy.count :])
+        elif isinstance(policy, ckptstore.KeepEvery):
+            kept = {step for step in self.live if step % policy.interval == 0}
+        assert {commit.step for commit in plan.delete} == set(self.live) - kept - set(self.tags.values())
+
+    @rule()
+    def reopen(self):
+        self.store.close()
+        self.store = ckptstore.open(self.place)
+
+    @rule()
+    def verify(self):
+        report = self.store.verify()
+        assert report.ok, report.problems
+
+    @invariant()
+    def nothing_is_lost(self):
+        assert self.store.steps() == sorted(self.live)
+        assert self.store.tags() == self.tags
+        for step, content in self.live.items():
+            assert_same(self.store.checkout(step), state_of(content))
+
+    @invariant()
+    def nothing_is_leaked(self):
+        """Every file is needed, or known to the catalog as garbage: a dead writer's once its lease is over."""
+        stored, needed = files(self.place), needed_files(self.place)
+        assert needed <= stored
+        if not self.abandoned:
+            with closing(open_catalog(sqlite_url(self.place / "catalog.sqlite"), create=False)) as catalog:
+                garbage = catalog.garbage(0)
+            assert stored - needed <= {*garbage.documents, *map(pack_key, garbage.packs)}
+
+    def steps_in_catalog(self, *, deleted):
+        return {commit.step for commit in self.store.log(deleted=deleted) if (commit.deleted is not None) == deleted}
+
+    def failing_store(self, n, after, ignored=()):
+        """A store on the same place whose nth storage operation that changes something fails."""
+        parts = open_parts(
+            self.place,
+            catalog=None,
+            create=False,
+            read_only=False,
+            digest="xxh3_128",
+            chunk_bytes=4096,
+            storage_options=None,
+        )
+        for name in ignored:
+            setattr(parts.catalog, name, lambda *_: None)
+        storage = FailNth(parts.storage, n, after=after, verbs=frozenset({"put", "delete"}))
+        return Store(ChunkStore(storage, parts.catalog, parts.config), RUN)
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
