@@ -15,14 +15,17 @@ from ckptstore.state import composites
 from ckptstore.state.paths import split
 from ckptstore.state.stateful import StateDict
 from ckptstore.state.tensors import Array, TensorLeaf, check_fits
-from ckptstore.state.tree import find_stateful, flatten
+from ckptstore.state.tree import Flat, find_stateful, flatten
+
+_EXTRA_STATE = object()
+"""Stands for the owner of what a module's `get_extra_state` gave."""
 
 
 class Fitting:
     """One commit beside one target.
 
     A path belongs to the stateful object above it, its owner. An owner is exact when it must have the commit's paths;
-    the others judge their state themselves, and get the commit's whole.
+    the others judge their state themselves, and get the commit's whole: they are free. A module's extra state is free.
     """
 
     def __init__(
@@ -30,7 +33,9 @@ class Fitting:
     ) -> None:
         self._manifest, self._globs, self._strict = manifest, globs, strict
         self._flat = flatten(into, allow_pickle=True)
-        self._owners = find_stateful(into)
+        owners = find_stateful(into)
+        self.extra_states = frozenset(_extra_states(self._flat, owners))
+        self._owners = owners | dict.fromkeys(self.extra_states, _EXTRA_STATE)
 
     def check(self, values: Mapping[str, object]) -> None:
         """Raises StateMismatch with everything that does not fit; `values` are the wanted plain ones."""
@@ -57,7 +62,7 @@ class Fitting:
             leaf = self._flat.leaves.get(path)
             if not isinstance(leaf, TensorLeaf) or not isinstance(entry, TensorEntry):
                 continue
-            if check_fits(path, entry, leaf.tensor) is None:
+            if path not in self._torn and check_fits(path, entry, leaf.tensor) is None:
                 fitting[path] = leaf.tensor
         return fitting
 
@@ -76,9 +81,8 @@ class Fitting:
 
     def whole(self, path: str) -> bool:
         """Whether the owner of `path` gets the commit's state as it was, instead of its own with parts replaced."""
-        if self._globs is not None or self._owner(path) is None:
-            return False
-        return self._is_free(path) or self._strict
+        root = self._root(path)
+        return root in self._complete and (self._strict or not self._is_exact(root))
 
     @cached_property
     def _selected(self) -> dict[str, Entry]:
@@ -86,17 +90,29 @@ class Fitting:
         entries = chosen(self._manifest.entries, self._globs)
         return {path: entry for path, entry in entries.items() if split(path)[0] in names}
 
-    def _owner(self, path: str) -> object | None:
-        segments = split(path)
-        prefixes = ("/".join(segments[:count]) for count in range(1, len(segments) + 1))
-        return next((self._owners[prefix] for prefix in prefixes if prefix in self._owners), None)
+    @cached_property
+    def _complete(self) -> set[str]:
+        """Paths of the owners of which the globs leave nothing out."""
+        if self._globs is None:
+            return set(self._owners)
+        others = self._manifest.entries.keys() - self._selected.keys()
+        return set(map(self._root, self._selected)) - set(map(self._root, others)) - {""}
+
+    def _root(self, path: str) -> str:
+        """The path of its owner, or "" if it has none."""
+        while path and path not in self._owners:
+            path = path.rpartition("/")[0]
+        return path
+
+    def _is_exact(self, root: str) -> bool:
+        return isinstance(self._owners[root], torch.nn.Module | StateDict)
 
     def _is_free(self, path: str) -> bool:
-        owner = self._owner(path)
-        return self._globs is None and owner is not None and not isinstance(owner, torch.nn.Module | StateDict)
+        root = self._root(path)
+        return root in self._complete and not self._is_exact(root)
 
     def _must_fit(self, path: str) -> bool:
-        return not self._is_free(path) or isinstance(self._owner(path), torch.optim.Optimizer)
+        return not self._is_free(path) or isinstance(self._owners[self._root(path)], torch.optim.Optimizer)
 
     def _other_forms(self) -> Iterator[str]:
         for path, wanted in self.wanted.items():
@@ -123,11 +139,16 @@ class Fitting:
                 yield f"{path}: {_form(other)} in the commit, {_form(container)} in the target"
 
     def _other_ties(self) -> Iterator[str]:
-        for group in self._flat.aliases:
-            present = [path for path in group if path in self.wanted]
-            for path in present[1:]:
-                if self.wanted[path] != self.wanted[present[0]]:
-                    yield f"{path}: tied to {present[0]} in the target, but another tensor in the commit"
+        for path, first in self._torn.items():
+            if not self._is_free(path):
+                yield f"{path}: tied to {first} in the target, but another tensor in the commit"
+
+    @cached_property
+    def _torn(self) -> dict[str, str]:
+        """Path → other path of what is tied in the target and not in the commit."""
+        groups = ([path for path in group if path in self.wanted] for group in self._flat.aliases)
+        pairs = ((path, group[0]) for group in groups for path in group[1:])
+        return {path: first for path, first in pairs if self.wanted[path] != self.wanted[first]}
 
     def _other_groups(self, values: Mapping[str, object]) -> Iterator[str]:
         """An optimizer's groups of parameters cannot be made to fit."""
@@ -139,6 +160,12 @@ class Fitting:
                 there = [len(found) if isinstance(found, list) else 0 for found in params]
                 if here != there:
                     yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
+
+
+def _extra_states(flat: Flat, owners: Mapping[str, object]) -> Iterator[str]:
+    for path in (*flat.leaves, *flat.containers):
+        if path.endswith("_extra_state") and isinstance(owners.get(path.rpartition("/")[0]), torch.nn.Module):
+            yield path
 
 
 def _form(container: Container) -> str:

@@ -20,7 +20,7 @@ from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.paths import require_matches
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.composites import is_dense
-from ckptstore.state.containers import assign_children, open_container, require_class
+from ckptstore.state.containers import assign_children, open_container, require_classes
 from ckptstore.state.paths import join, segment
 from ckptstore.state.stateful import RNGState
 from ckptstore.state.tensors import identity
@@ -45,7 +45,7 @@ def restore(
     fitting = Fitting(manifest, into, globs, strict=strict)
     for path, container in manifest.containers.items():
         if fitting.whole(path):
-            require_class(container, path)
+            require_classes(container, path, allow_pickle=allow_pickle)
     loaded = load_values(chunks, fitting.wanted, allow_pickle=allow_pickle, budget=budget)
     fitting.check(loaded)
     loaded |= _fill(chunks, manifest, fitting, budget, advance)
@@ -87,6 +87,8 @@ class _Telling:
         if is_stateful(live):
             self._load(live, path)
             return live
+        if path in self.fitting.extra_states and self.fitting.whole(path) and self.fitting.touches(path):
+            return self._built(path)
         if path in self.loaded:
             return _renewed(live, self.loaded[path])
         opened = None if isinstance(live, torch.Tensor) else open_container(live, path)
@@ -103,16 +105,16 @@ class _Telling:
         """Give a stateful object its part of the commit, if that has one for it."""
         if not self.fitting.touches(path):
             return
-        if self.fitting.whole(path):
-            state = unflatten(self.manifest.containers, self.loaded, root=path, allow_pickle=self.allow_pickle)
-        else:
-            state = self._visit(owner.state_dict(), path)
+        state = self._built(path) if self.fitting.whole(path) else self._visit(owner.state_dict(), path)
         if isinstance(owner, torch.nn.Module):
             _put_own_tensors(owner, state)
         if isinstance(owner, torch.optim.Optimizer):
             _load_optimizer(owner, state)
         else:
             owner.load_state_dict(state)
+
+    def _built(self, path: str) -> Any:
+        return unflatten(self.manifest.containers, self.loaded, root=path, allow_pickle=self.allow_pickle)
 
 
 def _renewed(live: Any, loaded: Any) -> Any:

@@ -79,12 +79,14 @@ def build_container(container: Container, children: Mapping[Value, Any], path: s
     raise UnknownType(f"{path!r} is a {kind!r}, which this version of ckptstore does not know: use a newer one")
 
 
-def require_class(container: Container, path: str) -> None:
-    """Raises UnknownType when building the container would, for want of its class."""
+def require_classes(container: Container, path: str, *, allow_pickle: bool) -> None:
+    """Raises UnknownType when building the container would, for want of a class."""
     if container.kind == "namedtuple":
         find_namedtuple(container.type, path, container.keys)
     elif container.kind == "dataclass":
         find_dataclass(container.type, path)
+    for encoded in (*container.keys, container.attributes.get("vars")):
+        decode(encoded, path, allow_pickle=allow_pickle)
 
 
 def assign_children(live: Any, container: Container, children: Sequence[object], path: str) -> Any:

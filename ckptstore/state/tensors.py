@@ -156,7 +156,7 @@ def check_fits(path: str, entry: TensorEntry, target: object) -> str | None:
     if isinstance(target, np.ndarray) and not target.flags.writeable:
         return f"{path}: the target is read-only"
     strides = target.stride() if isinstance(target, Tensor) else target.strides
-    if any(stride == 0 and extent > 1 for stride, extent in zip(strides, leaf.shape, strict=True)):
+    if leaf.nbytes and any(stride == 0 and extent > 1 for stride, extent in zip(strides, leaf.shape, strict=True)):
         return f"{path}: elements of the target share memory, as in an expanded tensor"
     return None
 

@@ -194,7 +194,7 @@ class Mastered(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for parameter in self.param_groups[0]["params"]:
             state = self.state[parameter]
             if not state:
@@ -255,7 +255,7 @@ def test_an_optimizers_hooks_have_their_say(store, kind):
     first.param_groups[0]["params"][0].grad = torch.ones(3).bfloat16()
     first.step()
     store.commit({"optim": first}, step=0)
-    told = []
+    told: list[Any] = []
 
     def rename(_: Any, state: dict[str, Any]) -> dict[str, Any]:
         return {**state, "state": {0: {"renamed": torch.full((3,), 1 / 3)}}}

@@ -1,0 +1,657 @@
+"""Checkout into live state: exact, in place, all or nothing."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import OrderedDict, defaultdict, deque
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import nn
+
+import ckptstore
+from ckptstore import InvalidArgument, PathNotFound, PickleRefused, StateMismatch, UnknownType
+from ckptstore.testing.equality import assert_same
+from ckptstore.testing.states import STATES, Colour, Frozen, Pair, Point, record
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about sparse and quantised tensors
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def model(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 32))
+
+
+def addresses(module: nn.Module) -> dict[str, tuple[int, int]]:
+    return {name: (id(own), own.data_ptr()) for name, own in module.state_dict(keep_vars=True).items()}
+
+
+class Counting:
+    """A stateful that tells how often it was loaded, and with what."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state: Any = state
+        self.loaded: list[Any] = []
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded.append(state)
+        self.state = state
+
+
+# tensors, in place
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+@given(STATES)
+def test_every_state_goes_into_itself(tmp_path_factory, state):
+    """Into what it was is always possible, unless elements of a target share memory; nothing changes then."""
+    with ckptstore.open(tmp_path_factory.mktemp("store"), chunk_bytes=4096) as store:
+        store.commit(state, step=0)
+        before, live = store.checkout(0), store.checkout(0)
+        assert store.checkout(0, into=live) is live
+        assert_same(live, before)
+
+
+def test_a_module_keeps_its_tensors(store):
+    committed, live = model(0), model(1)
+    committed[1].running_mean += 1
+    store.commit({"model": committed}, step=0)
+    before = addresses(live)
+    store.checkout(0, into={"model": live})
+    assert addresses(live) == before
+    assert_same(live.state_dict(), committed.state_dict())
+
+
+LAYOUTS = {
+    "plain": lambda t: t,
+    "transposed": lambda t: t.t(),
+    "strided": lambda t: t[::2, 1::3],
+    "permuted": lambda t: t.view(8, 8, 50).permute(2, 0, 1),
+    "offset": lambda t: t[3:],
+    "0-d": lambda t: t[5, 5],
+    "empty": lambda t: t[:0],
+    "parameter": nn.Parameter,
+    "tracked": lambda t: t.requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.float8_e5m2], ids=str)
+def test_a_tensor_is_filled_where_it_is(store, layout, dtype):
+    whole, around = noise(64, 50, seed=0).to(dtype), noise(64, 50, seed=1).to(dtype)
+    target = LAYOUTS[layout](around)
+    store.commit({"t": LAYOUTS[layout](whole.clone()).detach().clone()}, step=0)
+    form = target.data_ptr(), target.stride(), type(target), target.requires_grad
+    state = {"t": target}
+    store.checkout(0, into=state)
+    assert state["t"] is target
+    assert (target.data_ptr(), target.stride(), type(target), target.requires_grad) == form
+    expected = noise(64, 50, seed=1).to(dtype)
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    view = expected if layout in {"parameter", "tracked"} else LAYOUTS[layout](expected)
+    view.view(words).copy_(LAYOUTS[layout](whole).detach().view(words))
+    assert_same(around.detach(), expected)
+
+
+def test_lazy_targets_are_filled(store):
+    whole, around = noise(2000, dtype=torch.complex64), noise(2000, seed=1, dtype=torch.complex64)
+    store.commit({"conj": whole, "neg": whole.imag.clone()}, step=0)
+    store.checkout(0, into={"conj": around.conj()})
+    assert_same(around, whole.conj().resolve_conj())
+    other = noise(2000, seed=1, dtype=torch.complex64)
+    store.checkout(0, into={"neg": other.conj().imag})
+    assert torch.equal(other.imag, -whole.imag)
+
+
+def test_what_the_target_is_stays(store):
+    frozen, tracked = noise(2000).requires_grad_(), nn.Parameter(noise(2000))
+    store.commit({"a": frozen, "b": tracked.detach()}, step=0)
+    live: dict[str, Any] = {"a": torch.zeros(2000), "b": nn.Parameter(torch.zeros(2000), requires_grad=False)}
+    a, b = live.values()
+    store.checkout(0, into=live)
+    assert live["a"] is a
+    assert live["b"] is b
+    assert not a.requires_grad
+    assert isinstance(b, nn.Parameter)
+    assert not b.requires_grad
+    assert_same([a, b.data], [noise(2000), noise(2000)])
+
+
+def test_numpy_arrays_are_filled_where_they_are(store):
+    committed = np.random.default_rng(0).normal(size=(40, 30))
+    around = np.zeros((80, 30))
+    live: dict[str, Any] = {"plain": np.zeros((40, 30)), "view": around[::2], "back": np.zeros((40, 30))[::-1].T}
+    arrays = list(live.values())
+    store.commit({"plain": committed, "view": committed, "back": committed.T.copy()}, step=0)
+    store.checkout(0, into=live)
+    assert all(one is other for one, other in zip(live.values(), arrays, strict=True))
+    assert np.array_equal(around[::2], committed)
+    assert not around[1::2].any()
+    assert np.array_equal(live["back"], committed.T)
+
+
+def test_parts_of_sparse_and_quantised_tensors_are_filled(store):
+    def parts(scale: float) -> dict[str, Any]:
+        dense = torch.eye(60) * scale
+        return {
+            "coo": dense.to_sparse(),
+            "csr": dense.to_sparse_csr(),
+            "quantised": torch.quantize_per_tensor(dense, 0.5, 0, torch.qint8),
+            "channels": torch.quantize_per_channel(dense, torch.ones(60) * scale, torch.zeros(60), 0, torch.qint8),
+        }
+
+    store.commit(parts(3.0), step=0)
+    live = parts(1.0)
+    before = dict(live)
+    store.checkout(0, into=live)
+    assert_same(live, parts(3.0))
+    assert all(live[name] is before[name] for name in live)
+
+
+def test_a_sparse_buffer_of_a_module(store):
+    def sparse(scale: float) -> Any:
+        made = nn.Module()
+        made.register_buffer("s", (torch.eye(60) * scale).to_sparse())
+        return made
+
+    live = sparse(1.0)
+    store.commit({"m": sparse(3.0)}, step=0)
+    store.checkout(0, into={"m": live})
+    assert_same(live.state_dict(), sparse(3.0).state_dict())
+
+
+def test_tied_weights_stay_tied(store):
+    def tied(seed: int, *, tie: bool = True) -> Any:
+        torch.manual_seed(seed)
+        made = nn.ModuleDict({"emb": nn.Embedding(50, 30), "head": nn.Linear(30, 50, bias=False)})
+        if tie:
+            made["head"].weight = made["emb"].weight
+        return made
+
+    store.commit({"model": tied(0)}, step=0)
+    store.commit({"model": tied(0, tie=False)}, step=1)
+    live, loose = tied(1), tied(1, tie=False)
+    store.checkout(0, into={"model": live})
+    assert live["emb"].weight is live["head"].weight
+    assert_same(live.state_dict(), tied(0).state_dict())
+    store.checkout(0, into={"model": loose})
+    assert loose["emb"].weight is not loose["head"].weight
+    assert_same(loose["head"].weight, loose["emb"].weight)
+    with pytest.raises(StateMismatch, match=r"head\.weight: tied to model/emb\.weight"):
+        store.checkout(1, into={"model": live})
+
+
+# plain state
+
+
+def test_plain_state_is_replaced_in_its_parents(store):
+    def plain(number: int) -> dict[str, Any]:
+        tensor = noise(2000, seed=number)
+        return {
+            "dict": {"a": number, "t": tensor, "deep": {"er": [number, {"x": number}]}},
+            "ordered": OrderedDict(a=number),
+            "default": defaultdict(list, {"a": [number]}),
+            "list": [number, tensor.clone(), {"a": number}],
+            "plain list": [number, number],
+            "deque": deque([{"a": number}], 3),
+            "tuple": (number, tensor.clone(), [number]),
+            "point": Point(number, tensor.clone()),
+            "pair": [Pair({"a": number}, number)],
+            "record": record({"a": number}, number),
+            "frozen": Frozen([tensor.clone(), number]),
+            "number": number,
+            "text": f"{number} " * 1000,
+            "colour": Colour.RED if number else Colour.BLUE,
+            "none": None if number else 1,
+            "set": {number},
+        }
+
+    live, committed = plain(0), plain(1)
+    changeable = {name: id(live[name]) for name in live if not isinstance(live[name], int | str | set | Colour)}
+    inner = id(live["dict"]["deep"]), id(live["dict"]["deep"]["er"]), id(live["list"][2]), id(live["tuple"][2])
+    filled = live["dict"]["t"], live["tuple"][1], live["point"].y, live["frozen"].a[0]
+    store.commit(committed, step=0)
+    store.checkout(0, into=live)
+    assert_same(live, plain(1))
+    replaced = {name for name, was in changeable.items() if id(live[name]) != was}
+    assert replaced <= {"tuple", "point", "none"}
+    assert inner == (
+        id(live["dict"]["deep"]),
+        id(live["dict"]["deep"]["er"]),
+        id(live["list"][2]),
+        id(live["tuple"][2]),
+    )
+    again = live["dict"]["t"], live["tuple"][1], live["point"].y, live["frozen"].a[0]
+    assert all(one is other for one, other in zip(filled, again, strict=True))
+
+
+def test_generators_are_set_where_they_are(store):
+    committed, live = torch.Generator().manual_seed(5), torch.Generator().manual_seed(6)
+    torch.rand(7, generator=committed)
+    store.commit({"data": {"g": committed}, "g": [committed]}, step=0)
+    state: dict[str, Any] = {"data": {"g": live}, "g": [torch.Generator()]}
+    store.checkout(0, into=state)
+    assert state["data"]["g"] is live
+    assert torch.equal(torch.rand(9, generator=live), torch.rand(9, generator=committed))
+
+
+def test_random_state_is_loaded_last(store):
+    class Drawing(Counting):
+        def load_state_dict(self, state: Any) -> None:
+            super().load_state_dict(state)
+            torch.rand(3)
+
+    store.commit({"rng": ckptstore.RNGState(), "other": Drawing(x=1)}, step=0)
+    expected = torch.rand(5)
+    store.checkout(0, into={"rng": ckptstore.RNGState(), "other": Drawing(x=2)})
+    assert torch.equal(torch.rand(5), expected)
+
+
+def test_statefuls_may_lie_anywhere(store):
+    committed: dict[str, Any] = {
+        "all": [model(0), {"m": model(1), "c": Counting(x=1)}],
+        "state": ckptstore.StateDict(a=[1], b=noise(9)),
+    }
+    live: dict[str, Any] = {
+        "all": [model(2), {"m": model(3), "c": Counting(x=2)}],
+        "state": ckptstore.StateDict(a=[2], b=noise(9, seed=1)),
+    }
+    store.commit(committed, step=0)
+    store.checkout(0, into=live)
+    assert_same(live["all"][0].state_dict(), committed["all"][0].state_dict())
+    assert_same(live["all"][1]["m"].state_dict(), committed["all"][1]["m"].state_dict())
+    assert live["all"][1]["c"].state == {"x": 1}
+    assert_same(live["state"].data, committed["state"].data)
+
+
+# objects
+
+
+def test_a_stateful_gets_the_commits_state_once(store):
+    committed = Counting(history=[1, 2, {"deep": noise(2000)}], table={"a": 1, 2: "b"}, point=Point(1, 2))
+    live = Counting(history=[], other=5)
+    store.commit({"c": committed}, step=0)
+    store.checkout(0, into={"c": live})
+    assert len(live.loaded) == 1
+    assert_same(live.state, committed.state)
+
+
+def test_a_stateful_may_hold_other_ties(store):
+    tensor = noise(2000)
+    store.commit({"c": Counting(a=noise(2000), b=noise(2000, seed=1)), "d": Counting(a=tensor, b=tensor)}, step=0)
+    live: dict[str, Any] = {
+        "c": Counting(a=tensor, b=tensor),
+        "d": Counting(a=noise(2000, seed=2), b=noise(2000, seed=3)),
+    }
+    store.checkout(0, into=live)
+    assert_same(live["c"].state, {"a": noise(2000), "b": noise(2000, seed=1)})
+    assert_same(list(live["d"].state.values()), [noise(2000), noise(2000)])
+
+
+def test_what_stateful_objects_share_is_loaded_for_both(store):
+    def shared(seed: int) -> dict[str, Any]:
+        built = model(seed)
+        return {"model": built, "ema": Counting(w=built[0].weight.detach()), "again": built}
+
+    live = shared(1)
+    store.commit(shared(0), step=0)
+    store.checkout(0, into=live)
+    assert_same(bits(live), bits(shared(0)))
+    assert live["ema"].state["w"].data_ptr() == live["model"][0].weight.data_ptr()
+
+
+class Eventful(nn.Module):
+    """A module with everything that state_dict can do."""
+
+    kept: torch.Tensor
+    left: torch.Tensor
+
+    def __init__(self, extra: Any) -> None:
+        super().__init__()
+        self.inner = nn.Linear(30, 40)
+        self.register_buffer("kept", torch.zeros(2000))
+        self.register_buffer("left", torch.zeros(2000), persistent=False)
+        self.extra = extra
+        self.events: list[Any] = []
+        self.register_load_state_dict_pre_hook(lambda _, state, *rest: self.events.append(("pre", set(state))))
+        self.register_load_state_dict_post_hook(lambda *_: self.events.append("post"))
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+@pytest.mark.parametrize("extra", [{"seen": {"a": 1}, "t": noise(2000)}, noise(3000), "text", [1, (2,)]])
+@pytest.mark.parametrize("before", [{}, {"seen": 2}, torch.empty(0), None])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_module_with_hooks_and_extra_state(store, extra, before, strict):
+    committed, live = Eventful(extra), Eventful(before)
+    committed.kept += 1
+    committed.left += 1
+    store.commit({"m": nn.Sequential(committed)}, step=0)
+    store.checkout(0, into={"m": nn.Sequential(live)}, strict=strict)
+    assert_same(live.state_dict(), committed.state_dict())
+    assert_same(live.extra, extra)
+    assert not live.left.any()
+    names = {"0.inner.weight", "0.inner.bias", "0.kept", "0._extra_state"}
+    assert live.events == [("pre", names), "post"]
+
+
+def test_a_module_whose_state_dict_is_another(store):
+    class Prefixed(nn.Linear):
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            return {f"v2.{name}": value.clone() for name, value in super().state_dict(*args, **kwargs).items()}
+
+        def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().load_state_dict(
+                {name.removeprefix("v2."): value for name, value in state_dict.items()}, *args
+            )
+
+    committed, live = Prefixed(30, 40), Prefixed(30, 40)
+    store.commit({"m": committed}, step=0)
+    store.checkout(0, into={"m": live})
+    assert_same(live.state_dict(), committed.state_dict())
+
+
+def test_a_parametrized_module(store):
+    def made() -> Any:
+        return nn.utils.parametrizations.weight_norm(nn.Linear(30, 40))
+
+    committed, live = made(), made()
+    store.commit({"m": committed}, step=0)
+    store.checkout(0, into={"m": live})
+    assert_same(live.weight.detach(), committed.weight.detach())
+
+
+def test_an_optimizer_of_many_parameters(store):
+    def adam(count: int) -> Any:
+        weights = [nn.Parameter(torch.ones(1)) for _ in range(count)]
+        for weight in weights[:3]:
+            weight.grad = torch.ones(1)
+        return torch.optim.Adam(weights)
+
+    committed, live = adam(1500), adam(1500)
+    committed.step()
+    store.commit({"optim": committed}, step=0)
+    assert store.manifest(0)["optim/param_groups/0/params"].chunks
+    store.checkout(0, into={"optim": live})
+    assert_same(live.state_dict(), committed.state_dict())
+    with pytest.raises(StateMismatch, match=r"groups of \[1500\] parameters in the commit, of \[1499\]"):
+        store.checkout(0, into={"optim": adam(1499)})
+
+
+# parts
+
+
+def app_state(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    built = model(seed)
+    optimizer = torch.optim.AdamW(built.parameters(), lr=0.1 / (seed + 1))
+    built(torch.randn(4, 32)).sum().backward()
+    optimizer.step()
+    return {
+        "model": built,
+        "optim": optimizer,
+        "plain": {"a": noise(2000, seed=seed), "b": seed, "list": [{"x": seed}, {"x": seed}]},
+        "counter": Counting(x=seed, y=seed),
+    }
+
+
+def bits(state: dict[str, Any]) -> Any:
+    return copy.deepcopy(
+        {name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in state.items()}
+    )
+
+
+@pytest.fixture
+def committed(store):
+    state = app_state(0)
+    store.commit(state, step=0)
+    return state
+
+
+@pytest.mark.parametrize("names", [["model"], ["optim", "plain"], ["counter"], []])
+def test_only_the_targets_names_are_loaded(store, committed, names):
+    live = app_state(1)
+    before = bits(live)
+    store.checkout(0, into={name: live[name] for name in names})
+    expected = {name: (bits(committed) if name in names else before)[name] for name in live}
+    assert_same(bits(live), expected)
+
+
+def test_paths_choose_leaves(store, committed):
+    live = app_state(1)
+    expected = bits(live)
+    store.checkout(0, into=live, paths=["model/0.*", "plain/list/1", "optim/state/*/exp_avg", "counter/x"])
+    theirs = bits(committed)
+    for name in ("0.weight", "0.bias"):
+        expected["model"][name] = theirs["model"][name]
+    expected["plain"]["list"][1] = theirs["plain"]["list"][1]
+    for number in expected["optim"]["state"]:
+        expected["optim"]["state"][number]["exp_avg"] = theirs["optim"]["state"][number]["exp_avg"]
+    expected["counter"]["x"] = theirs["counter"]["x"]
+    assert_same(bits(live), expected)
+
+
+@pytest.mark.parametrize("paths", ["optim", "optim/**", ["model", "optim/*/**", "plain/b"], "**"])
+def test_paths_may_choose_a_whole_optimizer(store, committed, paths):
+    live = app_state(1)
+    live["optim"] = torch.optim.AdamW(live["model"].parameters())
+    store.checkout(0, into=live, paths=paths)
+    assert_same(live["optim"].state_dict(), committed["optim"].state_dict())
+
+
+def test_paths_of_names_that_are_not_wanted(store, committed):
+    live = app_state(1)
+    before = bits(live)
+    store.checkout(0, into={"model": live["model"]}, paths=["plain/**", "model/1.running_mean"])
+    before["model"]["1.running_mean"] = bits(committed)["model"]["1.running_mean"]
+    assert_same(bits(live), before)
+
+
+def test_a_path_that_selects_nothing(store, committed):
+    live = app_state(1)
+    before = bits(live)
+    with pytest.raises(PathNotFound, match=r"no path 'model/9\.\*'"):
+        store.checkout(0, into=live, paths=["model/**", "model/9.*"])
+    assert_same(bits(live), before)
+
+
+# what does not fit
+
+
+def misfits() -> tuple[dict[str, Any], set[str], set[str], set[str]]:
+    """A target, and the paths that are missing, unexpected, different."""
+    live = app_state(1)
+    live["model"] = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 16, bias=False), nn.Linear(2, 2))
+    live["plain"] = {"a": noise(2000).double(), "c": 1, "list": [{"x": 5}], "expanded": torch.zeros(1).expand(5)}
+    live["optim"] = torch.optim.AdamW([nn.Parameter(torch.ones(2))])
+    live["nowhere"] = Counting(x=1)
+    missing = {"model/3.weight", "model/3.bias", "plain/c", "plain/expanded", "nowhere"}
+    unexpected = {"model/2.bias", "plain/b", "plain/list/1/x"}
+    return live, missing, unexpected, {"model/2.weight", "plain/a", "optim"}
+
+
+def test_all_that_does_not_fit_is_told_at_once(store, committed):
+    live, missing, unexpected, different = misfits()
+    before = bits(live)
+    with pytest.raises(StateMismatch) as caught:
+        store.checkout(0, into=live)
+    error = caught.value
+    assert (set(error.missing), set(error.unexpected)) == (missing, unexpected)
+    assert {told.partition(":")[0] for told in error.different} == different
+    assert all(path in str(error) for path in missing | unexpected | different)
+    assert_same(bits(live), before)
+    assert live["counter"].loaded == []
+
+
+def test_what_is_different_is_refused_without_strict_too(store, committed):
+    live, *_ = misfits()
+    before = bits(live)
+    with pytest.raises(StateMismatch):
+        store.checkout(0, into=live, strict=False)
+    assert_same(bits(live), before)
+
+
+def test_without_strict_the_intersection_is_loaded(store, committed):
+    live, *_ = misfits()
+    live["optim"] = torch.optim.AdamW(live["model"].parameters())
+    live["model"][2] = nn.Linear(64, 32, bias=False)
+    del live["model"][3], live["plain"]["a"], live["optim"]
+    theirs = bits(committed)
+    store.checkout(0, into=live, strict=False)
+    after = bits(live)
+    for name in ("0.weight", "1.running_mean", "1.num_batches_tracked"):
+        assert_same(after["model"][name], theirs["model"][name])
+    assert_same(after["model"]["2.weight"], theirs["model"]["2.weight"])
+    assert_same(after["plain"], {"c": 1, "list": [{"x": 0}], "expanded": torch.zeros(1).expand(5)})
+    assert after["counter"] == {"x": 0, "y": 0}
+    assert after["nowhere"] == {"x": 1}
+    assert live["nowhere"].loaded == []
+
+
+TARGETS = {
+    "another dtype": torch.zeros(2000, dtype=torch.float64),
+    "another shape": torch.zeros(2, 1000),
+    "expanded": torch.zeros(1).expand(2000),
+    "numpy": np.zeros(2000, np.float32),
+    "a value": 5,
+    "a container": {"a": 1},
+    "sparse": torch.zeros(2000).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_tensor_into_what_it_does_not_fit(store, name):
+    store.commit({"first": noise(2000), "t": noise(2000)}, step=0)
+    live: dict[str, Any] = {"first": torch.zeros(2000), "t": copy.copy(TARGETS[name])}
+    with pytest.raises(StateMismatch, match=r"\bt\b"):
+        store.checkout(0, into=live)
+    assert not live["first"].any()
+
+
+def test_a_value_into_a_tensor(store):
+    store.commit({"t": 5}, step=0)
+    with pytest.raises(StateMismatch, match="t: a plain value in the commit, a tensor in the target"):
+        store.checkout(0, into={"t": torch.zeros(3)})
+
+
+def test_a_read_only_array(store):
+    store.commit({"a": np.ones(3)}, step=0)
+    target = np.zeros(3)
+    target.flags.writeable = False
+    with pytest.raises(StateMismatch, match="a: the target is read-only"):
+        store.checkout(0, into={"a": target})
+
+
+@pytest.mark.parametrize("other", [torch.Tensor.to_sparse_csr, torch.clone])
+def test_a_sparse_tensor_into_another_kind(store, other):
+    store.commit({"s": torch.eye(60).to_sparse()}, step=0)
+    other, before = other(torch.eye(60)), other(torch.eye(60))
+    with pytest.raises(StateMismatch, match=r"(?m)^ +s(:|$)"):
+        store.checkout(0, into={"s": other})
+    assert_same(other, before)
+
+
+def test_a_quantised_tensor_of_another_scale(store):
+    store.commit({"q": torch.quantize_per_tensor(torch.ones(100), 0.5, 0, torch.qint8)}, step=0)
+    live = torch.quantize_per_tensor(torch.zeros(100), 0.25, 0, torch.qint8)
+    with pytest.raises(StateMismatch, match=r"q: .*0\.5.* in the commit, .*0\.25"):
+        store.checkout(0, into={"q": live})
+    assert not live.int_repr().any()
+
+
+@pytest.mark.parametrize("into", [[], 5, {1: 2}, "model"])
+def test_a_target_that_is_no_app_state(store, committed, into):
+    with pytest.raises(InvalidArgument, match="app state"):
+        store.checkout(0, into=into)
+
+
+# types that cannot be had
+
+
+class Odd(dict[str, int]):
+    """Has no encoding."""
+
+
+def test_a_pickle_is_refused_before_anything_is_written(store):
+    store.commit({"model": model(0), "odd": Counting(o=Odd(x=1))}, step=0, allow_pickle=True)
+    live: dict[str, Any] = {"model": model(1), "odd": Counting(o=Odd())}
+    before = bits(live)
+    with pytest.raises(PickleRefused, match="'odd/o'"):
+        store.checkout(0, into=live)
+    assert_same(bits({"model": live["model"]}), {"model": before["model"]})
+    assert live["odd"].loaded == []
+    store.checkout(0, into=live, allow_pickle=True)
+    assert live["odd"].state == {"o": {"x": 1}}
+    assert type(live["odd"].state["o"]) is Odd
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from collections import namedtuple\nThing = namedtuple('Thing', 'a')\nmade = {'x': Thing([{}])}",
+        "from dataclasses import dataclass\n@dataclass\nclass Thing:\n    a: int\nmade = {'x': Thing(1)}",
+        "import enum\nclass Thing(enum.Enum):\n    A = 1\nmade = {'x': Thing.A}",
+        "import enum\nclass Thing(enum.Enum):\n    A = 1\nmade = {'x': {Thing.A: 1}}",
+        "import enum\nclass Thing(enum.Enum):\n    A = 1\nmade = {'x': [{(Thing.A,): 1}]}",
+    ],
+    ids=["namedtuple", "dataclass", "enum", "key", "key within a key"],
+)
+def test_an_unknown_type_is_told_before_anything_is_written(store, monkeypatch, source):
+    module = ModuleType("gone_for_a_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(source, module.__dict__)
+    store.commit({"model": model(0), "thing": Counting(**module.made)}, step=0)
+    live: dict[str, Any] = {"model": model(1), "thing": Counting()}
+    before = bits(live)
+    monkeypatch.delitem(sys.modules, module.__name__)
+    with pytest.raises(UnknownType, match="import gone_for_a_test first"):
+        store.checkout(0, into=live)
+    assert_same(bits(live), before)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    store.checkout(0, into=live)
+    assert live["thing"].state == module.made
+
+
+def test_damage_is_never_loaded(store, tmp_path, committed):
+    live = app_state(1)
+    (pack,) = (tmp_path / "store").rglob("*.pack")
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.chmod(0o644)
+    pack.write_bytes(data)
+    with pytest.raises(ckptstore.CorruptData):
+        store.checkout(0, into=live)
+    assert live["counter"].loaded == []
+
+
+def test_a_small_budget_is_enough(store, committed):
+    live = app_state(1)
+    store.checkout(0, into=live, memory_budget_bytes=8192)
+    assert_same(bits(live), bits(committed))
+    with pytest.raises(ckptstore.BudgetTooSmall, match="give at least"):
+        store.checkout(0, into=live, memory_budget_bytes=10)
+
+
+def test_progress_reaches_the_end(store, committed):
+    told: list[tuple[str, int, int]] = []
+    store.checkout(0, into=app_state(1), progress=lambda *seen: told.append(seen))
+    assert {stage for stage, *_ in told} == {"checkout"}
+    done = [count for _, count, _ in told]
+    assert done == sorted(done)
+    assert 0 < done[-1] <= told[-1][2] == store.find(0).logical_bytes
