@@ -75,7 +75,7 @@ def newest(db: Connection, run: str, most: int) -> CommitRecord | None:
     key = db.execute(select(runs.c.key).where(runs.c.name == run)).scalar()
     below = select(func.max(commits.c.step)).where(commits.c.run == key, LIVE, commits.c.step <= most)
     step = db.execute(below).scalar()
-    return None if step is None else live_at(db, key, step)
+    return None if key is None or step is None else live_at(db, key, step)
 
 
 def all_commits(db: Connection, run: str | None, *, deleted: bool) -> list[CommitRecord]:

@@ -1,0 +1,167 @@
+"""How far the values of changed tensors moved, computed in float64 over chunks that are read in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf, nan, prod, sqrt
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from ckptstore.chunkstore import ChunkStore, Fetch
+from ckptstore.chunkstore.grouping import groups
+from ckptstore.errors import BudgetTooSmall
+from ckptstore.format.grid import Grid, Index
+from ckptstore.format.manifest import TensorEntry
+from ckptstore.format.selection import Selection
+from ckptstore.operations.diff import Change, Diff, Numbers
+from ckptstore.operations.load import array_fetches
+from ckptstore.progress import ProgressCallback, meter
+from ckptstore.state.dtypes import numpy_dtype, torch_dtype
+from ckptstore.state.tensors import Array, allocate
+
+_SLICE = 1 << 16
+"""Elements that are turned into float64 at a time."""
+
+_MOST_BOXES = 1024
+
+
+def with_numbers(chunks: ChunkStore, diff: Diff, budget: int, progress: ProgressCallback | None) -> Diff:
+    """The diff with the numbers of every changed tensor that has one shape and numeric dtypes in both commits.
+
+    Raises:
+        BudgetTooSmall: `budget` bytes do not hold a chunk of the old and one of the new commit twice.
+        CorruptData: what is read is damaged.
+    """
+    sums = {place: _Sums() for place, change in enumerate(diff.changes) if _is_numeric(change)}
+    boxes = [box for place in sums for box in _boxes(place, diff.changes[place])]
+    largest = max((box.nbytes for box in boxes), default=0)
+    if 2 * largest > budget:
+        raise BudgetTooSmall(f"a budget of {budget} bytes, but comparing two chunks needs {2 * largest}: give that")
+    advance = meter(progress, "diff", sum(box.nbytes for box in boxes))
+    for group in groups(boxes, lambda box: box.nbytes, max(budget // 2 - largest, 1), _MOST_BOXES):
+        for box, old, new in _load(chunks, group, budget // 2):
+            sums[box.place].add(old, new)
+            advance(box.nbytes)
+    changes = [
+        replace(change, numbers=sums[place].numbers()) if place in sums else change
+        for place, change in enumerate(diff.changes)
+    ]
+    return replace(diff, changes=tuple(changes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """The same elements of a changed tensor, before and after."""
+
+    place: int
+    path: str
+    old: TensorEntry
+    new: TensorEntry
+    start: Index
+    stop: Index
+
+    @property
+    def shape(self) -> Index:
+        return tuple(high - low for low, high in zip(self.start, self.stop, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * (self.old.itemsize + self.new.itemsize)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the numbers are made of."""
+
+    count: int = 0
+    largest: float = 0.0
+    moved: float = 0.0
+    moved_squared: float = 0.0
+    old_squared: float = 0.0
+    new_squared: float = 0.0
+    product: float = 0.0
+
+    def add(self, old: Array, new: Array) -> None:
+        before, after = old.reshape(-1), new.reshape(-1)
+        for at in range(0, len(before), _SLICE):
+            self._add(_wide(before[at : at + _SLICE]), _wide(after[at : at + _SLICE]))
+
+    def _add(self, old: Tensor, new: Tensor) -> None:
+        distance = (new - old).abs()
+        self.count += len(old)
+        self.largest = float(torch.maximum(distance.max(), torch.tensor(self.largest, dtype=torch.float64)))
+        self.moved += float(distance.sum())
+        self.moved_squared += float(distance.dot(distance))
+        self.old_squared += float(torch.vdot(old, old).real)
+        self.new_squared += float(torch.vdot(new, new).real)
+        self.product += float(torch.vdot(old, new).real)
+
+    def numbers(self) -> Numbers | None:
+        if not self.count:
+            return None
+        lengths = sqrt(self.old_squared) * sqrt(self.new_squared)
+        return Numbers(
+            max_abs=self.largest,
+            mean_abs=self.moved / self.count,
+            relative_l2=_ratio(sqrt(self.moved_squared), sqrt(self.old_squared)),
+            cosine=self.product / lengths if lengths else nan,
+        )
+
+
+def _is_numeric(change: Change) -> bool:
+    old, new = change.old, change.new
+    if change.kind != "changed" or not isinstance(old, TensorEntry) or not isinstance(new, TensorEntry):
+        return False
+    return old.shape == new.shape and _has_numbers(old.library, old.dtype) and _has_numbers(new.library, new.dtype)
+
+
+@lru_cache
+def _has_numbers(library: str, dtype: str) -> bool:
+    if library == "numpy":
+        return numpy_dtype(dtype).kind in "biufc"
+    try:
+        _wide(torch.zeros(1, dtype=torch_dtype(dtype)))
+    except (RuntimeError, NotImplementedError):  # dtypes of less than a byte are no numbers to torch
+        return False
+    return True
+
+
+def _boxes(place: int, change: Change) -> Iterator[_Box]:
+    """The chunks of the new tensor."""
+    assert isinstance(change.old, TensorEntry)
+    assert isinstance(change.new, TensorEntry)
+    grid = Grid(change.new.shape, change.new.chunk_shape)
+    for number in range(len(grid)):
+        yield _Box(place, change.path, change.old, change.new, *grid.box(number))
+
+
+def _load(chunks: ChunkStore, group: list[_Box], budget: int) -> Iterator[tuple[_Box, Array, Array]]:
+    wishes: list[Fetch] = []
+
+    def wish(box: _Box, entry: TensorEntry) -> Array:
+        array = allocate(msgspec.structs.replace(entry, shape=box.shape, order=None))
+        selection = Selection(tuple(map(range, box.start, box.stop)), frozenset())
+        wishes.extend(array_fetches(entry, array, selection, chunks, box.path))
+        return array
+
+    loaded = [(box, wish(box, box.old), wish(box, box.new)) for box in group]
+    chunks.fetch(wishes, budget=budget)
+    yield from loaded
+
+
+def _wide(array: Array) -> Tensor:
+    """As float64, or complex128."""
+    if isinstance(array, Tensor):
+        return array.to(torch.complex128 if array.is_complex() else torch.float64)
+    return torch.from_numpy(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+
+
+def _ratio(over: float, under: float) -> float:
+    if under:
+        return over / under
+    return inf if over else 0.0
