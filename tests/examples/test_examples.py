@@ -1,0 +1,54 @@
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckptstore
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name, folder):
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, folder], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    return done.stdout
+
+
+def numbers(pattern, told):
+    found = re.search(pattern, told)
+    assert found, told
+    return [float(number) for number in found.groups()]
+
+
+@pytest.mark.slow
+def test_quickstart(tmp_path):
+    told = run("quickstart.py", tmp_path / "store")
+    assert 20 <= numbers(r"SIGKILL after step (\d+)", told)[0] <= 60
+    assert "differences to the undisturbed run at step 60: 0" in told
+    assert "verified, every byte" in told
+    with ckptstore.open(tmp_path / "store", run="killed", create=False) as store:
+        state, straight = store.checkout(60), store.checkout("straight@60")
+        assert state["model"]["head.weight"] is state["model"]["embedding.weight"]
+        assert all(value.equal(straight["model"][key]) for key, value in state["model"].items())
+        assert store.steps()[-2:] == [55, 60]
+        logical, stored = numbers(r"commits: ([\d.]+) MB logical, ([\d.]+) MB stored", told)
+        assert stored < 0.75 * logical
+
+
+@pytest.mark.slow
+def test_finetune_frozen(tmp_path):
+    told = run("finetune_frozen.py", tmp_path / "store")
+    shares = [float(share) for share in re.findall(r"([\d.]+)% of the first commit", told)]
+    assert len(shares) == 6
+    assert max(shares) < 5
+    with ckptstore.open(tmp_path / "store", run="finetune", create=False) as store:
+        base = store.checkout("base@30")["model"]
+        tuned = store.checkout(30)["model"]
+        assert all(tuned[f"backbone.{key}"].equal(value) for key, value in base.items())
