@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - what registers last is called first, see the end of the file
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
 from ckptstore.catalog.base import CommitRecord
+
+_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,9 @@ class CommitHandle:
 
     def run(self, work: Callable[[], CommitRecord]) -> None:
         """Do the work in a thread. The interpreter waits for it before it exits."""
-        threading.Thread(target=self._run, args=(work,), name="ckptstore-commit").start()
+        thread = threading.Thread(target=self._run, args=(work,), name="ckptstore-commit")
+        _THREADS.add(thread)
+        thread.start()
 
     def _run(self, work: Callable[[], CommitRecord]) -> None:
         try:
@@ -89,3 +95,12 @@ class CommitHandle:
         """Say at exit what nobody asked for."""
         if not self._seen:
             sys.stderr.write(f"ckptstore: a background commit failed: {self._future.exception()!r}\n")
+
+
+def _finish() -> None:
+    for thread in list(_THREADS):
+        thread.join()
+
+
+# The interpreter itself waits for threads only after it has closed all thread pools, which a commit still needs.
+threading._register_atexit(_finish)  # type: ignore[attr-defined]  # noqa: SLF001

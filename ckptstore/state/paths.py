@@ -19,6 +19,7 @@ from ckptstore.format.manifest import Value
 _READS_LIKE_INT = re.compile(r"-?[0-9]+")
 _ESCAPED = re.compile(r"%([0-9A-F]{2})")
 _GLOB_TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
+_SET_PART = re.compile(r"(.)-(.)|(.)", re.DOTALL)
 
 
 def join(*segments: str) -> str:
@@ -69,9 +70,22 @@ def _pattern(glob: str) -> re.Pattern[str]:
 
 def _token_pattern(token: str) -> str:
     if token.startswith("[") and token.endswith("]") and len(token) > 2:
-        inner = token[1:-1].replace("\\", "\\\\").replace("[", "\\[").replace("^", "\\^")
-        return f"(?!/)[^{inner[1:]}]" if inner.startswith("!") else f"(?!/)[{inner}]"
+        return _set_pattern(token[1:-1])
     return {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token) or re.escape(token)
+
+
+def _set_pattern(inner: str) -> str:
+    negated = inner.startswith("!") and len(inner) > 1
+    body = "".join(_range_pattern(*found) for found in _SET_PART.findall(inner[negated:]))
+    included = f"[{body}]" if body else "(?!)"
+    return f"(?!{included})[^/]" if negated else f"(?!/){included}"
+
+
+def _range_pattern(low: str, high: str, single: str) -> str:
+    """A part of a set: one character, or a range, which is empty when it runs backwards."""
+    if single:
+        return re.escape(single)
+    return f"{re.escape(low)}-{re.escape(high)}" if low <= high else ""
 
 
 def _escape(text: str) -> str:

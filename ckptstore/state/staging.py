@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ckptstore.format.manifest import Value
-from ckptstore.state.tensors import Array, TensorLeaf, as_tracked
+from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone
 from ckptstore.state.tree import Flat
 
 
@@ -24,6 +24,7 @@ def stage(flat: Flat) -> Flat:
 
 
 def _copy(leaf: TensorLeaf) -> Array:
-    if isinstance(leaf.tensor, Tensor):
-        return as_tracked(leaf.tensor.detach().clone(), parameter=leaf.parameter, requires_grad=leaf.requires_grad)
-    return leaf.tensor.copy(order="K")
+    made = clone(leaf.tensor)
+    if isinstance(made, Tensor):
+        return as_tracked(made, parameter=leaf.parameter, requires_grad=leaf.requires_grad)
+    return made

@@ -146,6 +146,14 @@ def as_tracked(tensor: Tensor, *, parameter: bool, requires_grad: bool) -> Tenso
     return tensor.requires_grad_() if requires_grad else tensor
 
 
+def clone(array: Array) -> Array:
+    """Another array with the same bits and order in memory, which autograd does not track."""
+    if not isinstance(array, Tensor):
+        return _void(array).copy(order="K").view(array.dtype)
+    dense = array.detach().resolve_conj().resolve_neg()
+    return dense.clone() if dense.is_complex() else _words(dense).clone().view(dense.dtype)
+
+
 def check_fits(path: str, entry: TensorEntry, target: object) -> str | None:
     """What keeps a target from taking an entry's bytes in place, or None."""
     if not isinstance(target, Tensor | np.ndarray):
@@ -198,6 +206,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _void(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same memory as opaque elements, of which numpy copies every byte."""
     return array.view(np.dtype((np.void, array.itemsize)))
 
 

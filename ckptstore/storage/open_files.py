@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -15,9 +16,9 @@ class OpenFile:
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` is gone when the interpreter ends
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            close(self._descriptor)
 
     def read_into(self, offset: int, out: memoryview) -> int:
         """Fill `out` from `offset` on; how many bytes there were before the end of the file."""

@@ -227,6 +227,7 @@ def test_every_leaf(store, name):
     assert_same(store.read(0, "x"), state["x"])
     assert_same(store.read(0, "x/0"), state["x"][0])
     assert store.commit(store.checkout(0), step=0) == made
+    assert store.commit_async(state, step=0).result() == made
 
 
 @settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None)

@@ -92,13 +92,18 @@ def test_join_and_split():
         ("*", "line\nbreak", True),
         ("[]]", "]", True),
         ("[^a]", "^", True),
+        ("[!]", "!", True),
+        ("[z-a]", "b", False),
+        ("[!z-a]", "b", True),
+        ("[+--]", ",", True),
+        ("[a&&b]", "&", True),
     ],
 )
 def test_globs(glob: str, path: str, selected: bool):
     assert paths.matches(path, glob) is selected
 
 
-@given(st.text("ab/[]!*?\\^-%", max_size=8), st.text("ab/[]!-", max_size=8))
+@given(st.text("ab/[]!*?\\^-%&|~", max_size=8), st.text("ab/[]!-", max_size=8))
 def test_no_glob_breaks_and_every_path_selects_itself(glob: str, path: str):
     assert paths.matches(path, glob) in {True, False}
     assert paths.matches(path, path)
