@@ -14,7 +14,6 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
     │   ├── StepExists
     │   ├── StoreExists
     │   ├── StepProtected                a tag holds the step
-    │   ├── CommitInFlight
     │   ├── SessionFenced                the writer's lease ran out and gc took over
     │   └── GcRefused                    a tripwire stopped gc
     ├── StateError                       the state does not fit
@@ -93,10 +92,6 @@ class StoreExists(Conflict):
 
 class StepProtected(Conflict):
     """A tag holds the step that should be deleted."""
-
-
-class CommitInFlight(Conflict):
-    """Another background commit of this store has not ended."""
 
 
 class SessionFenced(Conflict):

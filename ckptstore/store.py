@@ -7,6 +7,7 @@ Operations that touch live state are imported when called: they import torch, wh
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -86,6 +87,7 @@ class Store:
     def __init__(self, parts: ChunkStore, run: str) -> None:
         self._parts, self._run = parts, run
         self._flight: CommitHandle | None = None
+        self._turn = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<ckptstore.Store {self.url} run={self._run!r}>"
@@ -177,11 +179,12 @@ class Store:
         from ckptstore.state.staging import stage
         from ckptstore.state.tree import flatten
 
-        self._land()
-        draft = self._draft(step, metadata, parent, run)
-        flat = stage(flatten(app_state, allow_pickle=allow_pickle))
-        self._flight = handle = CommitHandle(flat.nbytes)
-        handle.run(lambda: commit(self._parts, flat, draft, handle.advance))
+        with self._turn:
+            self._land()
+            draft = self._draft(step, metadata, parent, run)
+            flat = stage(flatten(app_state, allow_pickle=allow_pickle))
+            self._flight = handle = CommitHandle(flat.nbytes)
+            handle.run(lambda: commit(self._parts, flat, draft, handle.advance))
         return handle
 
     def tag(self, name: str, step: Ref) -> None:

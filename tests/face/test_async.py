@@ -217,6 +217,29 @@ def test_one_commit_is_in_flight_at_a_time(gated):
     assert store.find(1).parent == store.find(0).id
 
 
+def test_threads_take_turns(gated):
+    store, gate = gated
+    handles: list[Any] = []
+    started: list[int] = []
+
+    def commit(step: int) -> None:
+        handles.append(store.commit_async(weights(step), step=step))
+        started.append(sum(not handle.done() for handle in handles))
+
+    threads = [threading.Thread(target=commit, args=(step,)) for step in range(6)]
+    for thread in threads:
+        thread.start()
+    assert gate.reached.wait(60)
+    threads[0].join(0.2)
+    assert len(started) == 1
+    gate.gate.set()
+    for thread in threads:
+        thread.join(60)
+    store._land()
+    assert max(started) == 1
+    assert store.steps() == list(range(6))
+
+
 def test_bad_arguments_are_told_at_once(store):
     for arguments, error in [
         ({"app_state": {"x": object()}, "step": 0}, UnsupportedLeaf),
