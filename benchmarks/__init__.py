@@ -1,0 +1,1 @@
+"""ckptstore measured beside its peers."""

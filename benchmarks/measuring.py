@@ -1,0 +1,82 @@
+"""Times of interleaved runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.tools import Tensors, sync
+
+T = TypeVar("T")
+
+
+class Samples:
+    """Row → column → values, in the order in which they were measured."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, list[float]]] = {}
+
+    def add(self, row: str, column: str, value: float) -> None:
+        """One more value."""
+        self.values.setdefault(row, {}).setdefault(column, []).append(value)
+
+    def time(self, row: str, column: str, act: Callable[[], object]) -> None:
+        """How many seconds `act` takes, after everything earlier has reached the disk."""
+        os.sync()
+        start = time.perf_counter()
+        act()
+        self.add(row, column, time.perf_counter() - start)
+
+    def median(self, row: str, column: str) -> float | None:
+        """The median, or None when nothing was measured."""
+        values = self.values.get(row, {}).get(column)
+        return median(values) if values else None
+
+
+def rotated(items: list[T], by: int) -> list[T]:
+    """The items with another one in front."""
+    return items[by % len(items) :] + items[: by % len(items)]
+
+
+def bytes_on_disk(folder: Path) -> int:
+    """What a folder occupies."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def remove(*folders: Path) -> None:
+    """Remove folders that may not exist."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def copies(tensors: Tensors) -> Tensors:
+    """Other memory of the same form, touched."""
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+def copy_all(tensors: Tensors, into: Tensors) -> None:
+    """The limit of loading."""
+    for name, tensor in tensors.items():
+        into[name].copy_(tensor)
+
+
+def write_all(tensors: Tensors, path: Path) -> None:
+    """The limit of saving: the same bytes in one file, flushed."""
+    with path.open("wb") as file:
+        for tensor in tensors.values():
+            file.write(tensor.numpy().data)
+        file.flush()
+    sync(path, path.parent)
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether all bits are the same."""
+    return all(torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)) for name, tensor in one.items())

@@ -1,0 +1,67 @@
+"""The state that is saved: weights and Adam moments of a transformer that was really trained."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+VOCABULARY, CONTEXT = 256, 32
+FROZEN = 0.95
+
+
+class Trained:
+    """A causal transformer of about `mib` MiB of state in float32, a third of it weights, under AdamW."""
+
+    def __init__(self, mib: float) -> None:
+        torch.manual_seed(0)
+        layers = 12
+        width = max(64, int((mib * 2**20 / 12 / (layers * 12)) ** 0.5) // 64 * 64)
+        block = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0, batch_first=True)
+        self.model = nn.Sequential(
+            nn.Embedding(VOCABULARY, width),
+            nn.TransformerEncoder(block, layers, enable_nested_tensor=False),
+            nn.Linear(width, VOCABULARY),
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self._text = torch.frombuffer(bytearray(_text()), dtype=torch.uint8)
+        self._position = 0
+        self.train()
+
+    def train(self, *, frozen: float = 0.0) -> None:
+        """One step of training; with `frozen`, the first parameters, that share of all bytes, stay as they are."""
+        parameters = list(self.model.parameters())
+        total, seen = sum(parameter.numel() for parameter in parameters), 0
+        for parameter in parameters:
+            parameter.requires_grad_(seen + parameter.numel() > frozen * total)
+            seen += parameter.numel()
+        rows = self._text[self._position : self._position + CONTEXT + 1].long()
+        self._position += CONTEXT
+        mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
+        embedding, encoder, head = self.model
+        logits = head(encoder(embedding(rows[None, :-1]), mask=mask, is_causal=True))
+        self.optimizer.zero_grad()
+        functional.cross_entropy(logits[0], rows[1:]).backward()
+        self.optimizer.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name → live tensor."""
+        state = self.optimizer.state
+        found = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            for moment in ("exp_avg", "exp_avg_sq"):
+                found[f"{moment}.{name}"] = state[parameter][moment]
+        return found
+
+
+def small(count: int = 10_000) -> dict[str, Tensor]:
+    """`count` tensors of 1 KiB."""
+    values = torch.randn(count, 256)
+    return {f"tensor{number}": values[number].clone() for number in range(count)}
+
+
+def _text() -> bytes:
+    return b"".join(source.read_bytes() for source in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:50])
