@@ -87,16 +87,18 @@ def show(store: ckptstore.Store) -> None:
     differences = store.diff(f"straight@{STEPS}", STEPS).changes
     print(f"\ndifferences to the undisturbed run at step {STEPS}: {len(differences)}")
 
-    print("\nlog:")
-    for commit in store.log()[:4]:
-        print(f"  step {commit.step:3d}  loss {commit.metadata['loss']:.4f}  {size(commit.logical_bytes)} logical,"
-              f" {size(commit.new_bytes)} new")  # fmt: skip
+    for run in ("straight", "killed"):
+        print(f"\nlog of run {run}, the newest:")
+        with ckptstore.open(store.url, run=run) as other:
+            for commit in other.log()[:3]:
+                print(f"  step {commit.step:3d}  loss {commit.metadata['loss']:.4f}"
+                      f"  {size(commit.logical_bytes)} logical, {size(commit.new_bytes)} new")  # fmt: skip
 
     print(f"\ndiff of steps {STEPS // 2} and {STEPS}:")
     diff = store.diff(STEPS // 2, STEPS, values=True)
     for change in diff.changes[:3]:
         if change.numbers is not None:
-            print(f"  {change.path:28} max |Δ| {change.numbers.max_abs:.5f}  cosine {change.numbers.cosine:.5f}")
+            print(f"  {change.path:30} max |Δ| {change.numbers.max_abs:.5f}  cosine {change.numbers.cosine:.5f}")
     print(f"  … {len(diff.changes)} leaves changed, {diff.unchanged} did not")
 
     rows = store.read(STEPS, "model/embedding.weight", index=slice(97, 100))

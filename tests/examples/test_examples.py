@@ -8,7 +8,8 @@ import pytest
 
 import ckptstore
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES, README = ROOT / "examples", ROOT / "README.md"
 
 
 def run(name, folder):
@@ -19,6 +20,11 @@ def run(name, folder):
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     return done.stdout
+
+
+def masked(text):
+    """Without what differs from run to run and from machine to machine."""
+    return re.sub(r"[+-]?\d+(\.\d+)?", "#", re.sub(r"\[.*\]", "[…]", text)).strip()
 
 
 def numbers(pattern, told):
@@ -33,6 +39,9 @@ def test_quickstart(tmp_path):
     assert 20 <= numbers(r"SIGKILL after step (\d+)", told)[0] <= 60
     assert "differences to the undisturbed run at step 60: 0" in told
     assert "verified, every byte" in told
+    shown = re.search(r"<!-- output of quickstart -->\n```text\n(.*?)```", README.read_text(), re.DOTALL)
+    assert shown
+    assert masked(told) == masked(shown[1])
     with ckptstore.open(tmp_path / "store", run="killed", create=False) as store:
         state, straight = store.checkout(60), store.checkout("straight@60")
         assert state["model"]["head.weight"] is state["model"]["embedding.weight"]

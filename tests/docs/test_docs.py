@@ -1,0 +1,70 @@
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import ckptstore
+from ckptstore import errors
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_python_blocks_run(page, training):
+    found = blocks(ROOT / page, "python")
+    assert found
+    for block in found:
+        exec(compile(block, page, "exec"), training)
+
+
+def test_readme_is_set_up_in_two_lines():
+    commands = dict(re.findall(r"<!-- (\w+) -->\n```bash\n([^\n]*)\n```", (ROOT / "README.md").read_text()))
+    assert commands.keys() == {"quickstart", "tests"}
+    assert commands["quickstart"].endswith(".venv/bin/python examples/quickstart.py")
+    assert ".venv/bin/python -m pytest" in commands["tests"]
+    assert all(command.startswith("python3 -m venv .venv && ") for command in commands.values())
+    assert "<!-- tests -->" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_is_linked_or_known(page):
+    readme = (ROOT / "README.md").read_text()
+    assert page.name == "README.md" or page.name in readme
+
+
+def test_every_dependency_has_its_reasons():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = sum(project["optional-dependencies"].values(), project["dependencies"])
+    names = {name for requirement in wanted for name in re.findall(r"^[\w-]+", requirement)} - {"ckptstore"}
+    told = (ROOT / "docs" / "dependencies.md").read_text()
+    listed = {name for row in re.findall(r"^\| ([^|]+) \|(?: ([\w-]+) \|)?", told, re.MULTILINE) for name in row}
+    assert names <= {name.strip() for cell in listed for name in cell.split(",")}
+
+
+def test_the_guide_shows_every_method():
+    told = (ROOT / "docs" / "guide.md").read_text()
+    methods = [name for name in vars(ckptstore.Store) if not name.startswith("_")]
+    assert not [name for name in methods if not re.search(rf"\.{name}\b", told)]
+
+
+def test_the_tree_of_errors_is_drawn_whole():
+    drawn = set(re.findall(r"[├└]── (\w+)", errors.__doc__ or ""))
+    classes = {
+        node.name
+        for node in ast.parse(Path(errors.__file__).read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name != "CkptStoreError"
+    }
+    assert drawn == classes
