@@ -352,7 +352,7 @@ class Store:
                 Without a policy only what is collectable already goes: what was deleted, and what crashes left.
             grace: seconds for which a deleted step can be restored, and for which its readers have time to finish.
         """
-        return gc.plan_gc(self._parts.storage, self._parts.catalog, self._run, keep, grace)
+        return gc.plan_gc(self._parts, self._run, keep, grace)
 
     def gc(self, keep: Policy | None = None, *, grace: float = DEFAULT_GRACE) -> GcReport:
         """Delete the run's commits that `keep` does not keep, and free what no commit needs. See `plan_gc`."""

@@ -32,7 +32,10 @@ def check_step(step: object) -> int:
     """`step` as an int, when it is one from 0 to 2**63 - 1 (numpy's and torch's count, bool does not)."""
     if isinstance(step, bool) or not isinstance(step, SupportsIndex):
         raise InvalidArgument(f"step {step!r} is a {type(step).__name__}: give an int")
-    number = operator.index(step)
+    try:
+        number = operator.index(step)
+    except TypeError as error:
+        raise InvalidArgument(f"step {step!r}: give an int: {error}") from None
     if not 0 <= number <= MOST_STEP:
         raise InvalidArgument(f"step {number}: give one from 0 to 2**63 - 1")
     return number

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog, CommitRecord, Condemned
+from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, InvalidArgument, StepNotFound, StepProtected
+from ckptstore.format import version
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.retention import Policy
 from ckptstore.storage.base import Storage, Sweeping
@@ -95,13 +97,16 @@ class GcPlan:
                 continue  # another gc was faster, or a tag came in between: look again
 
 
-def plan_gc(storage: Storage, catalog: Catalog, run: str, keep: Policy | None, grace: float) -> GcPlan:
+def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float) -> GcPlan:
     """What gc would do. Without a policy nothing is deleted; only what is collectable already goes.
 
     Raises:
         InvalidArgument: a negative grace.
         RunNotFound: no such run.
+        StoreTooNew: the store has what this version would not know how to spare.
     """
+    storage, catalog = chunks.storage, chunks.catalog
+    version.check_features(chunks.config.requires_gc, "collect", storage.url)
     if not grace >= 0:
         raise InvalidArgument(f"grace={grace}: give 0 or more seconds")
     commits = catalog.commits(run) if keep is not None else []

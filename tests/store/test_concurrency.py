@@ -81,7 +81,7 @@ def test_committers_collectors_and_readers(tmp_path):
     results = at_once(*((place, act, number, CHURN_SECONDS) for number, act in enumerate(acts)))
     assert outcomes(results, "collector") == [None, None]
     assert outcomes(results, "verifier") == [None]
-    assert all(isinstance(read, int) and read > 5 for read in outcomes(results, "reader")), results
+    assert all(isinstance(read, int) and read > 0 for read in outcomes(results, "reader")), results
     kept = {(f"run {number}", step) for act, number, came in results if act == "committer" for step in came}
     live = assert_whole(place, kept)
     assert {address for address in live if address[0] != "shared"} == kept

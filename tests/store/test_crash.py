@@ -18,8 +18,8 @@ import pytest
 import ckptstore
 from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, assert_whole, state_of
 
-KILLS = 110
-KILLS_WHILE_FOUNDING = 30
+KILLS = 100
+KILLS_WHILE_FOUNDING = 20
 LONGEST_LIFE = 0.2
 
 pytestmark = pytest.mark.crash

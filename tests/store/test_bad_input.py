@@ -1,0 +1,418 @@
+"""What a user can do wrong: the error tells what and what to do, nothing is half-made, every earlier step readable."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import ckptstore
+from ckptstore import opening
+from ckptstore.errors import (
+    CatalogLocation,
+    InvalidArgument,
+    NotAStore,
+    PathNotFound,
+    PickleRefused,
+    RunNotFound,
+    SchemaTooNew,
+    SchemaTooOld,
+    StateMismatch,
+    StepExists,
+    StepNotFound,
+    StepProtected,
+    StorageError,
+    StorageReadOnly,
+    StoreTooNew,
+    TagNotFound,
+    UnsupportedLeaf,
+)
+from ckptstore.format import version
+from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, files, state_of
+from ckptstore.testing.equality import assert_same
+
+STEPS = {("main", 100), ("main", 200)}
+NOBODY = 65534
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(place):
+    """Steps 100, tagged "best", and 200. Whatever a test does wrong, at its end the store is as it was."""
+    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as made:
+        for step in (100, 200):
+            made.commit(state_of("main", step), step=step)
+        made.tag("best", 100)
+        before = files(place)
+        yield made
+    assert assert_whole(place) == STEPS
+    assert_nothing_leaked(place)
+    assert files(place) == before
+
+
+# steps, runs, tags, paths
+
+
+def test_a_step_that_exists_with_other_content(store):
+    for commit in (store.commit, lambda state, step: store.commit_async(state, step=step).result()):
+        with pytest.raises(StepExists, match="step 100 of run 'main' holds another state: commit to a new step"):
+            commit(state_of("main", 300), step=100)
+        with pytest.raises(StepExists, match="commit to a new step"):
+            commit({"nothing": "that needs a chunk"}, step=100)
+        assert commit(state_of("main", 100), step=100).id == store.find(100).id
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (-1, "step -1: give one from 0 to"),
+        (1 << 63, "give one from 0 to 2"),
+        (True, "step True is a bool: give an int"),
+        (1.0, "step 1.0 is a float: give an int"),
+        ("100", "step '100' is a str: give an int"),
+        (None, "step None is a NoneType: give an int"),
+        (torch.tensor(1.5), "give an int"),
+    ],
+)
+def test_a_step_that_is_none(store, step, told):
+    for commit in (store.commit, store.commit_async):
+        with pytest.raises(InvalidArgument, match=told):
+            commit(state_of("main", 300), step=step)
+
+
+@pytest.mark.parametrize("step", [300, np.int32(300), torch.tensor(300), (1 << 63) - 1, 0])
+def test_steps_that_are_good(place, step):
+    with ckptstore.open(place) as store:
+        assert store.commit({"x": 1}, step=step).step == int(step) == store.latest()
+
+
+ASKING = [
+    lambda store, ref: store.checkout(ref),
+    lambda store, ref: store.read(ref, "step"),
+    lambda store, ref: store.manifest(ref),
+    lambda store, ref: store.find(ref),
+    lambda store, ref: store.tag("new", ref),
+    lambda store, ref: store.delete(ref),
+    lambda store, ref: store.diff(ref, 100),
+    lambda store, ref: store.commit(state_of("main", 300), step=300, parent=ref),
+]
+
+
+@pytest.mark.parametrize(
+    ("ref", "kind", "told"),
+    [
+        (101, StepNotFound, "run 'main' has no step 101; nearest: 1"),
+        ("250", StepNotFound, "run 'main' has no step 250; nearest: .*200"),
+        ("bset", TagNotFound, "run 'main' has no tag 'bset'; nearest: best"),
+        ("mian@100", RunNotFound, "no run 'mian'; nearest: main"),
+        ("main@bset", TagNotFound, "nearest: best"),
+        (-5, InvalidArgument, "step -5"),
+        (1.5, InvalidArgument, "step 1.5 is a float"),
+    ],
+)
+def test_a_commit_that_does_not_exist(store, ref, kind, told):
+    for ask in ASKING:
+        with pytest.raises(kind, match=told):
+            ask(store, ref)
+
+
+def test_other_names_that_do_not_exist(store):
+    with pytest.raises(TagNotFound, match="nearest: best"):
+        store.untag("bets")
+    with pytest.raises(StepNotFound, match="no deleted step 100"):
+        store.restore(100)
+    with pytest.raises(StepProtected, match="the tag 'best' holds step 100 of run 'main': remove or move the tag"):
+        store.delete(100)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda store, path: store.read(100, path), lambda store, path: store.manifest(100)[path]]
+)
+def test_a_path_that_does_not_exist(store, ask):
+    with pytest.raises(PathNotFound, match="main@100 has no path 'model/forzen'; nearest: model/frozen"):
+        ask(store, "model/forzen")
+
+
+def test_globs_that_select_nothing(store):
+    with pytest.raises(PathNotFound, match="mode/"):
+        store.checkout(100, paths="mode/*")
+
+
+@pytest.mark.parametrize("name", ["", "a@b", "latest", "12", " a", "a\n", "x" * 201, 7])
+def test_names_that_cannot_be(store, place, name):
+    for act in (
+        lambda: store.tag(name, 100),
+        lambda: store.commit(state_of("main", 300), step=300, run=name),
+        lambda: ckptstore.open(place, run=name),
+    ):
+        with pytest.raises(InvalidArgument, match=r"give a name|a name has no"):
+            act()
+
+
+@pytest.mark.parametrize("metadata", [{"a": object()}, {1: 2}, [1], {"a": {"b": torch.rand(2)}}])
+def test_metadata_that_is_not_json(store, metadata):
+    with pytest.raises(InvalidArgument, match="metadata"):
+        store.commit(state_of("main", 300), step=300, metadata=metadata)
+
+
+def test_a_parent_above_its_child(store):
+    with pytest.raises(InvalidArgument, match="a parent is a lower step"):
+        store.commit(state_of("main", 150), step=150, parent=200)
+
+
+def test_an_index_that_cannot_be(store):
+    for index in ((0, 0), slice(0, 10, -1), 1 << 40, "a"):
+        with pytest.raises((InvalidArgument, IndexError)):
+            store.read(100, "model/frozen", index=index)
+
+
+# states
+
+
+class Odd:
+    pass
+
+
+@pytest.mark.parametrize("commit", ["commit", "commit_async"])
+def test_a_leaf_that_cannot_be_stored(store, commit):
+    for leaf in (Odd(), torch.empty(2, device="meta")):
+        state = state_of("main", 300) | {"deep": [{"er": leaf}]}
+        with pytest.raises(UnsupportedLeaf, match="deep/0/er") as caught:
+            getattr(store, commit)(state, step=300)
+        assert caught.value.path == "deep/0/er"
+
+
+def test_pickles_are_asked_for_twice(place):
+    with ckptstore.open(place) as store:
+        store.commit({"odd": {1, 2, 3}.__class__, "x": 1}, step=1, allow_pickle=True)
+        with pytest.raises(PickleRefused, match="odd"):
+            store.checkout(1)
+        assert store.checkout(1, paths="x") == {"x": 1}
+        assert store.checkout(1, allow_pickle=True)["odd"] is set
+
+
+def test_all_that_does_not_fit_is_told_and_nothing_written(store):
+    into: dict[str, Any] = {
+        "model": {"frozen": torch.zeros(5), "slow": torch.zeros(2048, dtype=torch.float64), "more": torch.zeros(1)},
+        "tied": torch.zeros(2048),
+        "small": torch.zeros(1),
+        "text": "old",
+        "step": -1,
+    }
+    del into["text"]
+    before = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in into.items()}
+    with pytest.raises(StateMismatch) as caught:
+        store.checkout(100, into=into)
+    told = str(caught.value)
+    assert caught.value.missing == ("model/more",)
+    assert set(caught.value.unexpected) >= {"model/own"}
+    assert {line.split()[0].rstrip(":") for line in caught.value.different} >= {"model/frozen", "model/slow"}
+    for path in ("model/more", "model/own", "model/frozen", "model/slow"):
+        assert path in told
+    assert "nothing was changed" in told
+    for name in ("tied", "small", "step"):
+        assert_same(into[name], before[name])
+    assert not into["model"]["frozen"].any()
+    assert not into["model"]["slow"].any()
+
+
+# places
+
+
+def test_a_folder_that_is_not_a_store(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for create in (True, False):
+        with pytest.raises(NotAStore, match=r"holds no ckptstore\.json"):
+            ckptstore.open(tmp_path, create=create)
+    assert os.listdir(tmp_path) == ["notes.txt"]
+    (tmp_path / "ckptstore.json").write_text("{}")
+    with pytest.raises(NotAStore, match=r"ckptstore\.json is not readable as a store's settings"):
+        ckptstore.open(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["ckptstore.json", "notes.txt"]
+
+
+def test_a_place_that_is_missing(tmp_path):
+    for create, read_only in ((False, False), (True, True)):
+        with pytest.raises(NotAStore, match="check the place, or make a store"):
+            ckptstore.open(tmp_path / "missing", create=create, read_only=read_only)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_place_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StorageError, match="file"):
+        ckptstore.open(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("options", [{"digest": "md5"}, {"chunk_bytes": 1}, {"chunk_bytes": 1 << 40}])
+def test_settings_that_cannot_be(place, options):
+    with pytest.raises(InvalidArgument):
+        ckptstore.open(place, **options)
+    assert not place.exists()
+
+
+def test_foreign_files_in_a_store_are_left_alone(store, place):
+    notes = [place / "notes.txt", place / "packs" / "notes.txt"]
+    for path in notes:
+        path.write_text("mine")
+    store.gc(grace=0)
+    assert store.verify().ok
+    assert [path.read_text() for path in notes] == ["mine", "mine"]
+    for path in notes:
+        path.unlink()
+
+
+def rewrite_settings(place, **changes):
+    settings = msgspec.json.decode((place / version.KEY).read_bytes(), type=version.StoreConfig)
+    (place / version.KEY).write_bytes(version.encode(msgspec.structs.replace(settings, **changes)))
+
+
+def test_a_newer_format(store, place):
+    kept = (place / version.KEY).read_bytes()
+    newer = json.loads(kept) | {"format": version.FORMAT + 1, "unheard": "of"}
+    (place / version.KEY).write_text(json.dumps(newer))
+    with pytest.raises(StoreTooNew, match=f"{place} has format 2, this ckptstore reads up to 1: upgrade"):
+        ckptstore.open(place)
+    (place / version.KEY).write_bytes(kept)
+
+
+def test_features_that_are_not_known(store, place):
+    kept = (place / version.KEY).read_bytes()
+    rewrite_settings(place, requires_read=("sorcery",))
+    with pytest.raises(StoreTooNew, match=r"to read .* needs sorcery, unknown here: upgrade"):
+        ckptstore.open(place)
+    rewrite_settings(place, requires_read=(), requires_write=("sorcery",))
+    with ckptstore.open(place) as opened:
+        assert_exact(opened, "main", 100)
+        for commit in (opened.commit, lambda state, step: opened.commit_async(state, step=step).result()):
+            with pytest.raises(StoreTooNew, match=r"to write to .* needs sorcery"):
+                commit(state_of("main", 300), step=300)
+    rewrite_settings(place, requires_write=(), requires_gc=("sorcery",))
+    with ckptstore.open(place) as opened:
+        for act in (opened.gc, opened.plan_gc):
+            with pytest.raises(StoreTooNew, match=r"to collect .* needs sorcery"):
+                act(keep=ckptstore.KeepLast(0), grace=0)
+    (place / version.KEY).write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    ("revision", "kind", "told"),
+    [("0000", SchemaTooOld, "run `ckptstore migrate"), ("9999", SchemaTooNew, "update ckptstore")],
+)
+def test_another_schema(store, place, revision, kind, told):
+    def stamp(number):
+        with closing(sqlite3.connect(place / "catalog.sqlite")) as database, database:
+            database.execute("UPDATE alembic_version SET version_num = ?", (number,))
+
+    with closing(sqlite3.connect(place / "catalog.sqlite")) as database:
+        ((kept,),) = database.execute("SELECT version_num FROM alembic_version")
+    stamp(revision)
+    for read_only in (False, True):
+        with pytest.raises(kind, match=told):
+            ckptstore.open(place, read_only=read_only)
+    stamp(kept)
+
+
+def test_a_catalog_on_a_network_file_system(place, monkeypatch):
+    monkeypatch.setattr(opening, "network_file_system", lambda _: "nfs4")
+    with pytest.raises(CatalogLocation, match="lies on nfs4, where SQLite's locks are not safe: give catalog="):
+        ckptstore.open(place)
+    assert not (place / "catalog.sqlite").exists()
+
+
+# what may not be written
+
+
+def test_a_store_opened_for_reading(store, place):
+    with ckptstore.open(place, read_only=True) as reading:
+        assert_exact(reading, "main", 100)
+        assert reading.verify().ok
+        for act in (
+            lambda: reading.commit(state_of("main", 300), step=300),
+            lambda: reading.commit_async(state_of("main", 300), step=300).result(),
+            lambda: reading.tag("new", 100),
+            lambda: reading.untag("best"),
+            lambda: reading.delete(200),
+            lambda: reading.restore(200),
+            lambda: reading.gc(keep=ckptstore.KeepLast(0)),
+            lambda: reading.plan_gc(keep=ckptstore.KeepLast(0), grace=0).execute(),
+        ):
+            with pytest.raises(StorageReadOnly, match="opened for reading only"):
+                act()
+
+
+AS_NOBODY = """
+import os, sys, ckptstore
+import ckptstore.operations.background, ckptstore.operations.checkout, ckptstore.operations.commit
+from ckptstore.testing.audit import state_of, assert_exact
+if os.geteuid() == 0:
+    os.setuid(int(sys.argv[2]))
+try:
+    ckptstore.open(sys.argv[1] + "/below")
+except ckptstore.StorageReadOnly as error:
+    print("open", error)
+store = ckptstore.open(sys.argv[1] + "/store")
+for step in (100, 200):
+    assert_exact(store, "main", step)
+assert store.verify().ok
+for name, act in {
+    "commit": lambda: store.commit(state_of("main", 300), step=300),
+    "background": lambda: store.commit_async(state_of("main", 300), step=300).result(),
+    "tag": lambda: store.tag("new", 100),
+    "delete": lambda: store.delete(200),
+    "gc": lambda: store.gc(keep=ckptstore.KeepLast(0), grace=0),
+}.items():
+    try:
+        act()
+    except ckptstore.StorageReadOnly as error:
+        print(name, error)
+assert store.steps() == [100, 200]
+"""
+
+
+@pytest.mark.parametrize("with_log", [False, True])
+def test_a_read_only_folder(with_log):
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        store = ckptstore.open(root / "store", chunk_bytes=CHUNK_BYTES)
+        for step in (100, 200):
+            store.commit(state_of("main", step), step=step)
+        if not with_log:
+            store.close()
+        made = [root, *root.rglob("*")]
+        before = files(root / "store")
+        for path in made:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        told = as_nobody(root)
+        for path in made:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        store.close()
+        assert [line.split()[0] for line in told] == ["open", "commit", "background", "tag", "delete", "gc"]
+        assert all(str(root) in line for line in told)
+        assert files(root / "store") == before
+        assert assert_whole(root / "store") == STEPS
+
+
+def as_nobody(root):
+    path = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-c", AS_NOBODY, str(root), str(NOBODY)]
+    environment = os.environ | {"PYTHONPATH": path, "HOME": str(root)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
