@@ -68,7 +68,7 @@ def decode(data: bytes, name: str) -> Document:
             raise CorruptData(f"manifest document {name}: its checksum does not fit")
         decoded = zstandard.ZstdDecompressor().decompress(body, max_output_size=decoded_length)
         return _DECODER.decode(decoded)
-    except (struct.error, zstandard.ZstdError, msgspec.DecodeError) as error:
+    except (struct.error, zstandard.ZstdError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData(f"manifest document {name}: {error}") from error
 
 

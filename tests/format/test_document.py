@@ -1,0 +1,150 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptstore.errors import CorruptData, NotAStore, StoreTooNew
+from ckptstore.format import document, version
+from ckptstore.format.digests import digest_named
+from ckptstore.format.manifest import (
+    Container,
+    Manifest,
+    TensorEntry,
+    ValueEntry,
+    chunk_digests,
+    entry_bytes,
+    logical_bytes,
+)
+from ckptstore.format.version import StoreConfig
+
+NAMES = st.text(max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, min_size=1, max_size=1),
+    max_leaves=5,
+)  # fmt: skip
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+TENSORS = st.builds(
+    TensorEntry,
+    library=st.sampled_from(["torch", "numpy"]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    itemsize=st.sampled_from([2, 4]),
+    shape=SHAPES,
+    chunk_shape=SHAPES,
+    chunks=st.binary(max_size=64),
+    inline=st.binary(max_size=64),
+    order=st.none() | SHAPES,
+    requires_grad=st.booleans(),
+    parameter=st.booleans(),
+)
+ENTRIES = TENSORS | st.builds(ValueEntry, VALUES) | st.builds(ValueEntry, st.none(), *2 * [st.integers(0, 99)])
+CONTAINERS = st.builds(Container, NAMES, st.lists(VALUES, max_size=3).map(tuple), NAMES)
+ENTRIES_BY_PATH = st.dictionaries(NAMES, ENTRIES, max_size=3)
+MANIFESTS = st.builds(Manifest, ENTRIES_BY_PATH, st.dictionaries(NAMES, CONTAINERS, max_size=3))
+
+
+def a_document(manifest=None, run="main", step=7):
+    return document.Document(
+        store="s" * 32,
+        id="c" * 32,
+        run=run,
+        step=step,
+        parent=None,
+        created=1.5,
+        metadata={"loss": 0.5},
+        content=b"digest",
+        packs=("p" * 32,),
+        manifest=manifest or Manifest({"a": ValueEntry(3)}, {"": Container("dict", ("a",))}),
+    )
+
+
+@given(MANIFESTS)
+def test_round_trip(manifest):
+    written = a_document(manifest)
+    assert document.decode(document.encode(written), "x") == written
+
+
+@given(MANIFESTS)
+def test_the_same_manifest_has_the_same_bytes(manifest):
+    copy = document.decode(document.encode(a_document(manifest)), "x").manifest
+    assert document.encode_manifest(copy) == document.encode_manifest(manifest)
+
+
+def test_every_flipped_bit_and_every_cut_is_found():
+    data = document.encode(a_document())
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptData, match="the/key"):
+            document.decode(bytes(damaged), "the/key")
+    for length in range(len(data)):
+        with pytest.raises(CorruptData):
+            document.decode(data[:length], "the/key")
+
+
+@given(st.binary(max_size=200))
+def test_hostile_bytes_are_no_document(data):
+    with pytest.raises(CorruptData):
+        document.decode(data, "x")
+
+
+@given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
+def test_keys_of_two_runs_never_meet(one, other):
+    first, second = (document.document_key(run, 3, "c" * 32) for run in (one, other))
+    assert (first == second) == (one == other)
+    assert re.fullmatch(r"manifests/[\w%.-]+/000000000003\.c{32}\.manifest", first, re.ASCII)
+
+
+def test_bytes_of_entries():
+    tensor = TensorEntry("torch", "float32", 4, (3, 5), (2, 5), b"1" * 32)
+    assert chunk_digests(tensor, 16) == [b"1" * 16, b"1" * 16]
+    assert entry_bytes(tensor) == 60
+    assert entry_bytes(ValueEntry(None, size=5000, chunk_size=4096)) == 5000
+    tied = Manifest({"a": tensor, "b": tensor}, {}, (("a", "b"),))
+    assert logical_bytes(tied) == 60
+
+
+def config(**changes):
+    fields: dict = {"format": 1, "id": "i" * 32, "digest": "xxh3_128", "chunk_bytes": 4096, "created": 1.0}
+    return StoreConfig(**(fields | changes))
+
+
+def test_settings_round_trip():
+    found = version.decode(version.encode(config(requires_read=("planes",))), "/place")
+    assert (found.id, found.digest, found.requires_read) == ("i" * 32, "xxh3_128", ("planes",))
+
+
+def test_every_flipped_bit_of_the_settings_is_found():
+    data = version.encode(config())
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            found = version.decode(bytes(damaged), "/place")
+        except (NotAStore, StoreTooNew) as error:
+            assert "/place" in str(error)
+        else:  # white space may be another, and nothing else
+            assert found == version.decode(data, "/place")
+
+
+@given(st.binary(max_size=100))
+def test_hostile_settings(data):
+    with pytest.raises(NotAStore):
+        version.decode(data, "/place")
+
+
+def test_a_newer_format_is_refused_even_when_it_is_unreadable_here():
+    with pytest.raises(StoreTooNew, match=r"format 2.*upgrade"):
+        version.decode(b'{"format": 2, "everything": "else"}', "/place")
+
+
+def test_an_unknown_feature_is_refused():
+    version.check_features((), "read", "/place")
+    with pytest.raises(StoreTooNew, match=r"to read /place needs delta, planes.*upgrade"):
+        version.check_features(("planes", "delta"), "read", "/place")
+
+
+def test_digest_names():
+    with pytest.raises(ValueError, match="xxh3_128, sha256, blake3"):
+        digest_named("md5")

@@ -1,0 +1,119 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptstore.errors import CkptStoreError, CorruptData
+from ckptstore.format import packs
+from ckptstore.format.codecs import RAW, ZSTD, choose, codec_numbered
+from ckptstore.format.digests import digest_named
+
+NAME = "ab" * 16
+DIGEST = digest_named("xxh3_128")
+CHUNKS = st.lists(st.binary(max_size=300) | st.integers(0, 3000).map(bytes), max_size=6)
+
+
+def build(chunks, *, base=b""):
+    builder = packs.PackBuilder()
+    for chunk in chunks:
+        codec = choose(memoryview(chunk))
+        builder.add(DIGEST.compute(chunk), codec.number, codec.encode(memoryview(chunk)), len(chunk), base)
+    return b"".join(builder.finish()), builder
+
+
+def footer(data):
+    tail = data[-packs.TAIL_BYTES :]
+    offset, length = packs.footer_range(tail, len(data), NAME)
+    return packs.read_footer(data[offset : offset + length], tail, NAME)
+
+
+def decoded(data, frame):
+    raw = memoryview(bytearray(frame.raw_length))
+    codec_numbered(frame.codec).decode(memoryview(data)[frame.offset : frame.offset + frame.length], raw)
+    return bytes(raw)
+
+
+@given(CHUNKS, st.sampled_from([b"", b"b" * 16]))
+def test_round_trip(chunks, base):
+    data, builder = build(chunks, base=base)
+    frames = footer(data)
+    assert builder.size == len(data)
+    assert frames == builder.frames
+    assert [decoded(data, frame) for frame in frames] == chunks
+    assert [frame.base for frame in frames] == [base] * len(chunks)
+    assert all(frame.offset % packs.ALIGN == 0 for frame in frames)
+    assert not list(packs.problems(memoryview(data), NAME))
+
+
+def test_every_flipped_bit_is_found():
+    data, _ = build([b"one chunk", bytes(5000), b"", b"x" * 64])
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert list(packs.problems(memoryview(damaged), NAME)), f"bit {bit} of {8 * len(data)}"
+
+
+def test_every_shortened_pack_is_found():
+    data, _ = build([b"one chunk", bytes(500)])
+    for length in range(len(data)):
+        assert list(packs.problems(memoryview(data)[:length], NAME))
+    assert list(packs.problems(memoryview(data + b"\0"), NAME))
+
+
+@given(st.binary(max_size=400))
+def test_hostile_bytes_are_no_pack(data):
+    tail = data[-packs.TAIL_BYTES :]
+    with pytest.raises(CorruptData):
+        packs.footer_range(tail, len(data), NAME)
+    with pytest.raises(CorruptData):
+        packs.read_footer(data, tail, NAME)
+
+
+def test_a_damaged_frame_is_named():
+    data, builder = build([b"one chunk", b"another"])
+    damaged = bytearray(data)
+    damaged[builder.frames[1].offset] ^= 1
+    ((frame, told),) = packs.problems(memoryview(damaged), NAME)
+    assert frame == builder.frames[1]
+    assert NAME in told
+
+
+@pytest.mark.parametrize("name", ["xxh3_128", "sha256", "blake3"])
+def test_digests(name):
+    digest = digest_named(name)
+    assert len(digest.compute(b"")) == digest.size
+    assert digest.compute(bytearray(b"a")) == digest.compute(memoryview(b"a")) != digest.compute(b"b")
+
+
+@given(st.binary(max_size=2000), st.sampled_from([RAW, ZSTD]))
+def test_codecs_give_back_what_they_took(data, codec):
+    raw = memoryview(bytearray(len(data)))
+    codec.decode(memoryview(codec.encode(memoryview(data))), raw)
+    assert raw == data
+
+
+@settings(max_examples=30)
+@given(st.binary(min_size=1000, max_size=20000))
+def test_the_chosen_codec_never_grows(data):
+    codec = choose(memoryview(data))
+    assert len(codec.encode(memoryview(data))) <= len(data) + 32
+
+
+def test_zeros_shrink_and_noise_stays_raw():
+    noise = b"".join(DIGEST.compute(bytes([n % 256, n // 256])) for n in range(5000))
+    assert choose(memoryview(noise)) is RAW
+    assert choose(memoryview(bytes(100_000))) is ZSTD
+
+
+@given(st.binary(max_size=300), st.sampled_from([RAW, ZSTD]), st.integers(0, 400))
+def test_hostile_payloads_raise_or_decode_to_their_length(data, codec, length):
+    raw = memoryview(bytearray(length))
+    try:
+        codec.decode(memoryview(data), raw)
+    except CkptStoreError:
+        return
+    assert codec is ZSTD or data == raw
+
+
+def test_an_unknown_codec_is_of_a_newer_version():
+    with pytest.raises(CkptStoreError, match=r"codec 99.*upgrade"):
+        codec_numbered(99)
