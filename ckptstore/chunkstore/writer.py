@@ -16,7 +16,7 @@ from typing import NamedTuple, Self, TypeVar
 from ckptstore.catalog.base import Catalog, ChunkLocation, NewPack
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.format import packs
-from ckptstore.format.codecs import choose
+from ckptstore.format.codecs import encode
 from ckptstore.format.digests import Digest
 from ckptstore.storage.base import Buffer, Storage
 
@@ -143,8 +143,7 @@ def _location(frame: packs.Frame, pack: str) -> ChunkLocation:
 
 
 def _encode(group: list[Piece]) -> list[tuple[int, Buffer]]:
-    chosen = [(choose(piece.data), piece.data) for piece in group]
-    return [(codec.number, codec.encode(data)) for codec, data in chosen]
+    return [encode(piece.data) for piece in group]
 
 
 def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

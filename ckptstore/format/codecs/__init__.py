@@ -6,7 +6,7 @@ A codec's number is part of the format and is never given to another.
 from __future__ import annotations
 
 from ckptstore.errors import StoreTooNew
-from ckptstore.format.codecs.base import Codec
+from ckptstore.format.codecs.base import Buffer, Codec
 from ckptstore.format.codecs.raw import Raw
 from ckptstore.format.codecs.zstd import Zstd
 
@@ -14,7 +14,7 @@ RAW: Codec = Raw()
 ZSTD: Codec = Zstd()
 _BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (RAW, ZSTD)}
 
-__all__ = ["RAW", "ZSTD", "Codec", "choose", "codec_numbered"]
+__all__ = ["RAW", "ZSTD", "Codec", "codec_numbered", "encode"]
 
 
 def codec_numbered(number: int) -> Codec:
@@ -25,9 +25,14 @@ def codec_numbered(number: int) -> Codec:
     return codec
 
 
-def choose(raw: memoryview) -> Codec:
-    """The codec for a chunk: zstd where a sample of it shrinks well, raw otherwise.
+def encode(raw: memoryview) -> tuple[int, Buffer]:
+    """The number of the codec that suits a chunk, and its payload, which never grows.
 
-    Trained floats hardly shrink under zstd; zeros, masks, indices and token ids do.
+    That is zstd where samples shrink well, raw otherwise: trained floats hardly shrink under zstd; zeros, masks,
+    indices and token ids do.
     """
-    return ZSTD if Zstd.promising(raw) else RAW
+    if Zstd.promising(raw):
+        payload = ZSTD.encode(raw)
+        if len(payload) < len(raw):
+            return ZSTD.number, payload
+    return RAW.number, RAW.encode(raw)

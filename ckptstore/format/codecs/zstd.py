@@ -40,6 +40,7 @@ class Zstd:
         """Whether two samples from the chunk's middle and end shrink enough to be worth the time."""
         if len(raw) < _SMALLEST:
             return False
-        middle = len(raw) // 2
-        sample = bytes(raw[middle : middle + _SAMPLE]) + bytes(raw[-_SAMPLE:])
+        middle, end = len(raw) // 2, len(raw) - _SAMPLE
+        apart = middle + _SAMPLE <= end  # what overlaps would seem to repeat itself
+        sample = bytes(raw[middle : middle + _SAMPLE]) + bytes(raw[end:]) if apart else bytes(raw[-2 * _SAMPLE :])
         return len(zstandard.ZstdCompressor(level=_LEVEL).compress(sample)) < _WORTH * len(sample)

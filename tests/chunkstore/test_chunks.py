@@ -1,0 +1,201 @@
+import os
+import re
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptstore.catalog.base import NewCommit
+from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.chunkstore import ChunkStore, Fetch, Piece, writer
+from ckptstore.chunkstore.grouping import groups
+from ckptstore.errors import BudgetTooSmall, CorruptData, MissingData, StepExists, StorageError
+from ckptstore.format import packs
+from ckptstore.format.version import StoreConfig
+from ckptstore.storage.local import LocalStorage
+from ckptstore.testing.faults import FailNth, Recording
+
+CONFIG = StoreConfig(format=1, id="s" * 32, digest="xxh3_128", chunk_bytes=4096, created=1.0)
+
+
+def a_store(place, wrap=lambda storage: storage):
+    catalog = open_catalog(sqlite_url(place / "catalog.sqlite"), create=True)
+    return ChunkStore(wrap(LocalStorage(place / "store", create=True)), catalog, CONFIG)
+
+
+@pytest.fixture
+def chunks(tmp_path):
+    return a_store(tmp_path)
+
+
+def put(chunks, data, step=0, *, copied=True, refuse=None):
+    """Write chunks and commit them; their digests, the session's own packs, and the others relied on."""
+    session = chunks.catalog.open_session(60)
+    with chunks.writer(session, refuse=refuse) as sink:
+        digests = sink.write(Piece(memoryview(chunk), copied) for chunk in data)
+        own, used = sink.finish()
+    name = f"{step:032x}"
+    chunks.catalog.reserve(session, (), document=name)
+    numbers: dict = {"leaves": 0, "logical_bytes": 0, "new_bytes": 0}
+    fields: dict = {"metadata": {}, "content": name.encode(), "document": name, "manifest": b"", "parent": None}
+    chunks.catalog.commit(session, NewCommit(id=name, run="main", step=step, packs=own, uses=used, **fields, **numbers))
+    return digests, own, used
+
+
+def get(chunks, digests, sizes, **options):
+    out = [bytearray(size) for size in sizes]
+    wishes = [Fetch(digest, len(to), "a leaf", out=memoryview(to)) for digest, to in zip(digests, out, strict=True)]
+    chunks.fetch(wishes, **options)
+    return [bytes(to) for to in out]
+
+
+DATA = st.lists(st.binary(max_size=400) | st.integers(0, 5000).map(bytes), max_size=12)
+
+
+@settings(max_examples=15)
+@given(data=DATA, copied=st.booleans())
+def test_what_goes_in_comes_out(tmp_path_factory, data, copied):
+    chunks = a_store(tmp_path_factory.mktemp("chunks"))
+    digests, own, used = put(chunks, data, copied=copied)
+    sizes = [len(chunk) for chunk in data]
+    assert get(chunks, digests, sizes) == data
+    delivered = {}
+    lock = threading.Lock()
+
+    def deliver(number):
+        def take(view):
+            with lock:
+                delivered[number] = bytes(view)
+
+        return take
+
+    wishes = [Fetch(digest, len(data[n]), "a leaf", deliver=deliver(n)) for n, digest in enumerate(digests)]
+    chunks.fetch(wishes)
+    assert delivered == dict(enumerate(data))
+    assert used == []
+    assert sum(len(pack.chunks) for pack in own) == len(set(data))
+
+
+def test_a_content_is_stored_once(chunks):
+    shared, fresh = os.urandom(1000), os.urandom(1000)
+    _, (first,), _ = put(chunks, [shared, shared])
+    digests, (second,), used = put(chunks, [shared, fresh, shared], step=1)
+    assert used == [first.name]
+    assert [location.digest for location in second.chunks] == [digests[1]]
+    assert digests[0] == digests[2]
+
+
+def test_nothing_new_is_no_pack(chunks):
+    put(chunks, [b"a" * 1000])
+    before = list(chunks.storage.list(""))
+    assert put(chunks, [b"a" * 1000], step=1)[1] == []
+    assert list(chunks.storage.list("")) == before
+
+
+def test_packs_close_at_their_size(chunks, monkeypatch):
+    monkeypatch.setattr(packs, "TARGET_BYTES", 10_000)
+    data = [os.urandom(3000) for _ in range(20)]
+    digests, own, _ = put(chunks, data)
+    assert len(own) == 7
+    assert {chunks.storage.head(packs.pack_key(pack.name)).size for pack in own} == {pack.size for pack in own}
+    assert get(chunks, digests, [3000] * 20) == data
+
+
+@pytest.mark.parametrize(
+    "limit", ["_WINDOW_BYTES", "_WINDOW_COPIES", "_WINDOW_CHUNKS", "_BATCH_BYTES", "_BATCH_CHUNKS"]
+)
+def test_windows_and_batches_lose_nothing(chunks, monkeypatch, limit):
+    monkeypatch.setattr(writer, limit, 2)
+    data = [os.urandom(50) for _ in range(20)]
+    digests, _, _ = put(chunks, data)
+    assert get(chunks, digests, [50] * 20) == data
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(1, 100), st.integers(1, 5))
+def test_groups(sizes, most_bytes, most_items):
+    found = list(groups(sizes, lambda size: size, most_bytes, most_items))
+    assert [size for group in found for size in group] == sizes
+    assert all(group for group in found)
+    for group in found:
+        assert len(group) <= most_items
+        assert sum(group[:-1]) < most_bytes
+
+
+def test_a_refused_writer_stores_nothing(chunks):
+    put(chunks, [b"known" * 100])
+    before = list(chunks.storage.list(""))
+    refusal = StepExists("taken")
+    put(chunks, [b"known" * 100], step=1, refuse=refusal)
+    with pytest.raises(StepExists, match="taken"):
+        put(chunks, [b"new" * 100], step=2, refuse=refusal)
+    assert list(chunks.storage.list("")) == before
+
+
+@pytest.mark.parametrize("budget", [3000, 10_000, 1 << 20])
+def test_a_budget_is_enough_when_the_largest_chunk_fits(chunks, budget):
+    data = [os.urandom(size) for size in (3000, 10, 2000, 3000, 1)] + [bytes(2900)]
+    digests, _, _ = put(chunks, data)
+    taken = []
+    wishes = [
+        Fetch(d, len(c), "", deliver=lambda v: taken.append(bytes(v))) for d, c in zip(digests, data, strict=True)
+    ]
+    chunks.fetch(wishes, budget=budget)
+    assert sorted(taken) == sorted(data)
+
+
+def test_a_budget_below_one_chunk_is_refused(chunks):
+    digests, _, _ = put(chunks, [os.urandom(3000)])
+    with pytest.raises(BudgetTooSmall, match="2999 bytes, but one chunk needs 3000"):
+        chunks.fetch([Fetch(digests[0], 3000, "", deliver=print)], budget=2999)
+    assert get(chunks, digests, [3000], budget=1) != []  # straight into the destination, nothing is held
+
+
+def test_near_chunks_are_read_together(tmp_path):
+    chunks = a_store(tmp_path, Recording)
+    data = [os.urandom(100) for _ in range(300)]
+    digests, _, _ = put(chunks, data)
+    before = chunks.storage.operations["get_ranges"]
+    assert get(chunks, digests, [100] * 300) == data
+    assert chunks.storage.operations["get_ranges"] == before + 1
+
+
+@pytest.mark.parametrize("content", [os.urandom(3000), bytes(3000)], ids=["raw", "zstd"])
+def test_a_flipped_bit_is_told_and_not_returned(chunks, content):
+    digests, (pack,), _ = put(chunks, [content])
+    place = chunks.storage.root / packs.pack_key(pack.name)
+    location = pack.chunks[0]
+    for bit in range(0, 8 * location.length, 7):
+        damaged = bytearray(place.read_bytes())
+        damaged[location.offset + bit // 8] ^= 1 << bit % 8
+        place.chmod(0o644)
+        place.write_bytes(damaged)
+        try:
+            assert get(chunks, digests, [3000]) == [content]  # zstd has bits that mean nothing
+            assert location.codec == 1
+        except CorruptData as error:
+            assert re.search(f"a leaf: .*{pack.name}.*run verify", str(error))
+        damaged[location.offset + bit // 8] ^= 1 << bit % 8
+        place.write_bytes(damaged)
+    assert get(chunks, digests, [3000]) == [content]
+
+
+def test_what_is_missing_is_told(chunks):
+    digests, (pack,), _ = put(chunks, [os.urandom(100)])
+    chunks.storage.delete(packs.pack_key(pack.name))
+    with pytest.raises(MissingData, match=f"a leaf: pack {pack.name}"):
+        get(chunks, digests, [100])
+    with pytest.raises(MissingData, match="no pack holds its chunk"):
+        get(chunks, [b"?" * 16], [100])
+
+
+def test_a_failed_put_fails_the_writer(tmp_path, monkeypatch):
+    monkeypatch.setattr(packs, "TARGET_BYTES", 1000)
+    data = [os.urandom(900) for _ in range(10)]
+    for number in range(1, 11):
+        place = tmp_path / str(number)
+        place.mkdir()
+        chunks = a_store(place, lambda storage, number=number: FailNth(storage, number, verbs=frozenset({"put"})))
+        with pytest.raises(StorageError):
+            put(chunks, data)
+        assert all(pack.state == "pending" for pack in chunks.catalog.packs())
