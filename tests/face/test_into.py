@@ -53,15 +53,15 @@ class Counting:
 # tensors, in place
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
 @given(STATES)
-def test_every_state_goes_into_itself(tmp_path_factory, state):
-    """Into what it was is always possible, unless elements of a target share memory; nothing changes then."""
-    with ckptstore.open(tmp_path_factory.mktemp("store"), chunk_bytes=4096) as store:
-        store.commit(state, step=0)
-        before, live = store.checkout(0), store.checkout(0)
-        assert store.checkout(0, into=live) is live
-        assert_same(live, before)
+def test_every_state_goes_into_itself(store, state):
+    """Into what a checkout gave is always possible; nothing changes then."""
+    step = (store.latest() or 0) + 1
+    store.commit(state, step=step)
+    before, live = store.checkout(step), store.checkout(step)
+    assert store.checkout(step, into=live) is live
+    assert_same(live, before)
 
 
 def test_a_module_keeps_its_tensors(store):
@@ -497,6 +497,25 @@ def test_all_that_does_not_fit_is_told_at_once(store, committed):
     assert all(path in str(error) for path in missing | unexpected | different)
     assert_same(bits(live), before)
     assert live["counter"].loaded == []
+
+
+@pytest.mark.parametrize("name", ["plain", "model", "state"])
+@pytest.mark.parametrize("kind", ["missing", "unexpected"])
+def test_one_path_is_enough_to_be_refused(store, name, kind):
+    def made(seed: int, *, more: bool) -> dict[str, Any]:
+        tensors = {"a": noise(2000, seed=seed)} | ({"b": noise(2000, seed=seed)} if more else {})
+        modules = {"plain": lambda: tensors, "model": lambda: nn.ParameterDict(tensors)}
+        return {"x": modules.get(name, lambda: ckptstore.StateDict(**tensors))()}
+
+    store.commit(made(0, more=kind == "unexpected"), step=0)
+    live = made(1, more=kind == "missing")
+    before = bits(live)
+    with pytest.raises(StateMismatch) as caught:
+        store.checkout(0, into=live)
+    assert getattr(caught.value, kind) == ("x/b",)
+    assert_same(bits(live), before)
+    store.checkout(0, into=live, strict=False)
+    assert_same(bits(live)["x"]["a"], noise(2000))
 
 
 def test_what_is_different_is_refused_without_strict_too(store, committed):

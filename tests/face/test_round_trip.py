@@ -230,7 +230,7 @@ def test_every_leaf(store, name):
     assert store.commit_async(state, step=0).result() == made
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=120, suppress_health_check=list(HealthCheck), deadline=None)
 @given(STATES)
 def test_every_state(store, state):
     step = (store.latest() or 0) + 1
