@@ -183,7 +183,7 @@ def recorded(tmp_path):
 def test_only_the_chunks_that_hold_it_are_read(recorded, index, chunks):
     store, weight, recording = recorded
     assert torch.equal(store.read(0, "w", index=index), weight[index])
-    assert chunks * 4096 <= recording.read <= chunks * 4120  # the head of a codec's frame
+    assert recording.read == chunks * 4096
     assert recording.operations["get_ranges"] <= 1
     assert recording.operations.keys() <= {"get_ranges"}
 
