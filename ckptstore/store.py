@@ -198,8 +198,7 @@ class Store:
 
     def delete(self, step: Ref) -> None:
         """Delete a commit. `restore` takes it back until gc's grace is over. Raises StepProtected when it is tagged."""
-        commit = self._find(step)
-        self._parts.catalog.delete(commit.run, [commit.step])
+        self._parts.catalog.delete([self._find(step)])
 
     def restore(self, step: int) -> CommitRecord:
         """Take back the last deletion of a step of the run. Raises StepNotFound when nothing is left of it."""

@@ -227,8 +227,11 @@ class Catalog(Protocol):
     def tags(self, run: str) -> dict[str, int]:
         """Every tag of a run and its step; empty for a run that does not exist."""
 
-    def delete(self, run: str, steps: Sequence[int]) -> None:
-        """Mark live commits deleted, all or none. Raises RunNotFound, StepNotFound, StepProtected (it is tagged)."""
+    def delete(self, gone: Sequence[CommitRecord]) -> None:
+        """Mark live commits deleted, all or none: these very ones, not others that were made at their steps since.
+
+        Raises StepNotFound when one is not live any more, StepProtected when one is tagged.
+        """
 
     def restore(self, run: str, step: int) -> CommitRecord:
         """Take back the last deletion of a step. Raises StepExists when the step was made anew, RunNotFound, and

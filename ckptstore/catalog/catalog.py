@@ -114,9 +114,9 @@ class SqlCatalog:
         with self._database.read() as db:
             return queries.all_tags(db, run)
 
-    def delete(self, run: str, steps: Sequence[int]) -> None:
+    def delete(self, gone: Sequence[CommitRecord]) -> None:
         with self._database.write() as db:
-            names.delete_steps(db, run, steps)
+            names.delete_commits(db, gone)
 
     def restore(self, run: str, step: int) -> CommitRecord:
         with self._database.write() as db:

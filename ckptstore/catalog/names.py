@@ -26,13 +26,12 @@ def tag(db: Connection, run: str, name: str, step: int | None) -> None:
         db.execute(insert(tags).values(run=key, name=name, commit=commit.scalar_subquery()))
 
 
-def delete_steps(db: Connection, run: str, steps: Sequence[int]) -> None:
+def delete_commits(db: Connection, gone: Sequence[CommitRecord]) -> None:
     """Mark live commits deleted, all or none."""
-    key = queries.run_key(db, run)
-    for some in queries.batched(steps):
-        _check_deletable(db, run, key, some)
-        gone = update(commits).where(commits.c.run == key, commits.c.step.in_(some), queries.LIVE)
-        db.execute(gone.values(deleted=Clock()))
+    for some in queries.batched(gone):
+        _check_deletable(db, some)
+        these = commits.c.id.in_([commit.id for commit in some])
+        db.execute(update(commits).where(these).values(deleted=Clock()))
 
 
 def restore(db: Connection, run: str, step: int) -> CommitRecord:
@@ -50,13 +49,14 @@ def restore(db: Connection, run: str, step: int) -> CommitRecord:
     return queries.at_step(db, run, key, step)
 
 
-def _check_deletable(db: Connection, run: str, key: int, steps: Sequence[int]) -> None:
-    here = select(commits.c.step).where(commits.c.run == key, commits.c.step.in_(steps), queries.LIVE)
-    found = set(db.execute(here).scalars())
-    for step in steps:
-        if step not in found:
-            raise queries.step_not_found(db, run, key, step)
-    held = db.execute(here.join(tags).add_columns(tags.c.name).order_by(commits.c.step)).first()
-    if held is not None:
-        step, name = held
-        raise StepProtected(f"the tag {name!r} holds step {step} of run {run!r}: remove or move the tag first")
+def _check_deletable(db: Connection, wanted: Sequence[CommitRecord]) -> None:
+    here = select(commits.c.id).where(commits.c.id.in_([commit.id for commit in wanted]), queries.LIVE)
+    live = set(db.execute(here).scalars())
+    held: dict[str, str] = dict(db.execute(here.join(tags).add_columns(tags.c.name)).tuples())
+    for commit in wanted:
+        if commit.id not in live:
+            raise StepNotFound(f"step {commit.step} of run {commit.run!r} is another now, or was deleted already")
+        if commit.id in held:
+            tag = held[commit.id]
+            message = f"the tag {tag!r} holds step {commit.step} of run {commit.run!r}: remove or move the tag first"
+            raise StepProtected(message)

@@ -88,13 +88,11 @@ class GcPlan:
         while True:
             current = {commit.id: commit for commit in self.catalog.commits()}
             wanted = [commit for commit in self.delete if commit.id in current and not current[commit.id].tags]
-            steps = tuple(commit.step for commit in wanted)
             try:
-                if steps:
-                    self.catalog.delete(self.run, steps)
-                return steps
+                self.catalog.delete(wanted)
             except (StepNotFound, StepProtected):
                 continue  # another gc was faster, or a tag came in between: look again
+            return tuple(commit.step for commit in wanted)
 
 
 def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float) -> GcPlan:

@@ -21,7 +21,7 @@ import pytest
 from ckptstore.catalog.base import Catalog, CatalogStats
 from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, TagNotFound
 from ckptstore.testing.catalog_gc import CatalogGcConformance
-from ckptstore.testing.catalog_making import LEASE, begin, collect, digest, make, new_commit, new_pack, states
+from ckptstore.testing.catalog_making import LEASE, begin, collect, delete, digest, make, new_commit, new_pack, states
 
 
 class CatalogConformance(CatalogGcConformance):
@@ -111,7 +111,7 @@ class CatalogConformance(CatalogGcConformance):
 
     def test_a_run_whose_commits_are_deleted(self, catalog: Catalog) -> None:
         make(catalog, new_commit(0))
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         (run,) = catalog.runs()
         assert (run.commits, run.latest) == (0, None)
         with pytest.raises(StepNotFound):
@@ -143,7 +143,7 @@ class CatalogConformance(CatalogGcConformance):
         make(catalog, new_commit(0, [shared], run="one"))
         make(catalog, new_commit(0, [own], [shared.name], run="two"))
         make(catalog, new_commit(1, run="two"))
-        catalog.delete("two", [1])
+        delete(catalog, "two", 1)
         begin(catalog, new_commit(2, [new_pack("d")]))
         assert catalog.stats() == CatalogStats(2, 2, 1, {"live": 2, "pending": 1}, 230, 2000, 3)
         assert catalog.stats("one") == CatalogStats(1, 1, 0, {"live": 1}, 120, 1000, 2)
@@ -206,7 +206,7 @@ class CatalogConformance(CatalogGcConformance):
 
     def test_a_step_can_be_made_anew(self, catalog: Catalog) -> None:
         make(catalog, new_commit(0, content="first"))
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         anew = make(catalog, new_commit(0, content="second"))
         assert catalog.find("main", 0) == anew
         assert len(catalog.commits("main", deleted=True)) == 2

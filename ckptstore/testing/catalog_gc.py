@@ -9,7 +9,7 @@ import pytest
 
 from ckptstore.catalog.base import Catalog, Condemned
 from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, StepProtected
-from ckptstore.testing.catalog_making import LEASE, begin, collect, digest, make, new_commit, new_pack, states
+from ckptstore.testing.catalog_making import LEASE, begin, collect, delete, digest, make, new_commit, new_pack, states
 
 
 class CatalogGcConformance:
@@ -18,7 +18,7 @@ class CatalogGcConformance:
     def test_a_deleted_commit_is_gone_but_keeps_its_packs(self, catalog: Catalog) -> None:
         pack = new_pack("a")
         made = make(catalog, new_commit(0, [pack]))
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         assert catalog.steps("main") == []
         assert catalog.commits("main") == []
         with pytest.raises(StepNotFound):
@@ -38,26 +38,34 @@ class CatalogGcConformance:
             make(catalog, new_commit(step))
         catalog.tag("main", "best", 2)
         with pytest.raises(StepNotFound, match="no step 7"):
-            catalog.delete("main", [0, 7])
+            delete(catalog, "main", 0, 7)
         with pytest.raises(StepProtected, match="'best' holds step 2"):
-            catalog.delete("main", [0, 2])
+            delete(catalog, "main", 0, 2)
         with pytest.raises(RunNotFound):
-            catalog.delete("other", [0])
+            delete(catalog, "other", 0)
         assert catalog.steps("main") == [0, 1, 2]
-        catalog.delete("main", [0, 1])
+        delete(catalog, "main", 0, 1)
         assert catalog.steps("main") == [2]
+
+    def test_a_step_made_anew_is_not_what_was_deleted(self, catalog: Catalog) -> None:
+        old, kept = make(catalog, new_commit(0)), make(catalog, new_commit(1))
+        catalog.delete([old])
+        anew = make(catalog, new_commit(0, content="anew"))
+        with pytest.raises(StepNotFound, match="step 0 of run 'main'"):
+            catalog.delete([kept, old])
+        assert catalog.commits("main") == [anew, kept]
 
     def test_a_moved_tag_does_not_protect(self, catalog: Catalog) -> None:
         make(catalog, new_commit(0))
         make(catalog, new_commit(1))
         catalog.tag("main", "best", 0)
         catalog.tag("main", "best", 1)
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         assert catalog.steps("main") == [1]
 
     def test_restore_undoes_deletion(self, catalog: Catalog) -> None:
         made = make(catalog, new_commit(0, [new_pack("a")]))
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         assert catalog.restore("main", 0) == made
         assert catalog.find("main", 0) == made
         assert collect(catalog) == ([], [])
@@ -68,7 +76,7 @@ class CatalogGcConformance:
             catalog.restore("main", 0)
         with pytest.raises(RunNotFound):
             catalog.restore("other", 0)
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         make(catalog, new_commit(0, content="anew"))
         with pytest.raises(StepExists):
             catalog.restore("main", 0)
@@ -79,14 +87,14 @@ class CatalogGcConformance:
     def test_restore_takes_the_last_deleted(self, catalog: Catalog) -> None:
         for content in ("first", "second"):
             make(catalog, new_commit(0, content=content))
-            catalog.delete("main", [0])
+            delete(catalog, "main", 0)
         assert catalog.restore("main", 0).content == digest("second")
 
     def test_purge_takes_what_no_other_commit_needs(self, catalog: Catalog) -> None:
         shared, own = new_pack("shared"), new_pack("own")
         old = make(catalog, new_commit(0, [shared, own]))
         kept = make(catalog, new_commit(1, uses=[shared.name], parent=old.id))
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         assert collect(catalog) == ([old.document], [own.name])
         assert catalog.by_id(old.id) is None
         with pytest.raises(StepNotFound):
@@ -100,7 +108,7 @@ class CatalogGcConformance:
 
     def test_grace_is_counted_from_deletion(self, catalog: Catalog) -> None:
         make(catalog, new_commit(0, [new_pack("a")]))
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         assert collect(catalog, grace=60) == ([], [])
         documents, packs = collect(catalog, grace=0)
         assert len(documents) == len(packs) == 1
@@ -109,7 +117,7 @@ class CatalogGcConformance:
         pack, left = new_pack("a"), new_pack("b")
         made = make(catalog, new_commit(0, [pack]))
         catalog.end_session(begin(catalog, new_commit(1, [left])))
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         told = catalog.garbage(0)
         assert catalog.garbage(0) == told
         assert catalog.by_id(made.id) is not None
@@ -123,7 +131,7 @@ class CatalogGcConformance:
     def test_an_interrupted_round_is_told_again(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
         packs = [new_pack("a"), new_pack("b")]
         made = make(catalog, new_commit(0, packs))
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         first = catalog.condemn(0)
         again = reopen()
         assert again.condemn(0) == first
@@ -203,7 +211,7 @@ class CatalogGcConformance:
         assert catalog.pin(session, [digest("a"), digest("unknown")])[digest("a")] == pack.chunks[0]
         assert catalog.pin(session, [digest("a")]).keys() == {digest("a")}
         gc = reopen()
-        gc.delete("main", [0])
+        delete(gc, "main", 0)
         assert collect(gc)[1] == []
         new = new_commit(1, uses=[pack.name])
         assert catalog.commit(session, new).id == new.id
@@ -215,7 +223,7 @@ class CatalogGcConformance:
         make(catalog, new_commit(0, [pack]))
         session = catalog.open_session(LEASE)
         catalog.pin(session, [digest("a")])
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         catalog.end_session(session)
         assert collect(catalog)[1] == [pack.name]
 
@@ -226,7 +234,7 @@ class CatalogGcConformance:
         session = begin(catalog, new)
         assert catalog.locate([digest("a")])[digest("a")].pack == old.name  # found, but not pinned
         gc = reopen()
-        gc.delete("main", [0])
+        delete(gc, "main", 0)
         assert collect(gc)[1] == [old.name]
         with pytest.raises(SessionFenced, match=old.name):
             catalog.commit(session, new)
@@ -238,7 +246,7 @@ class CatalogGcConformance:
         pack = new_pack("a")
         make(catalog, new_commit(0, [pack]))
         session = catalog.open_session(LEASE)
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         reopen().condemn(0)
         assert catalog.pin(session, [digest("a")]) == {}
         with pytest.raises(SessionFenced):
@@ -252,7 +260,7 @@ class CatalogGcConformance:
         session, other_session = begin(catalog, one), begin(other, two)
         assert catalog.commit(session, one).step == 0
         assert other.commit(other_session, two).step == 1
-        catalog.delete("main", [0])
+        delete(catalog, "main", 0)
         assert collect(catalog)[1] == [first.name]
         assert catalog.locate([digest("a")]) == {digest("a"): second.chunks[0]}
         assert catalog.check() == []

@@ -64,6 +64,11 @@ def make(catalog: Catalog, new: NewCommit) -> CommitRecord:
     return catalog.commit(begin(catalog, new), new)
 
 
+def delete(catalog: Catalog, run: str, *steps: int) -> None:
+    """Delete the commits that are at these steps now."""
+    catalog.delete([catalog.find(run, step) for step in steps])
+
+
 def collect(catalog: Catalog, grace: float = 0.0) -> tuple[list[str], list[str]]:
     """One gc round to its end; the documents and the packs that went."""
     gone = catalog.condemn(grace)

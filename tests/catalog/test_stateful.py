@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ckptstore.catalog.base import Condemned, NewCommit
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.errors import NotFound, SessionFenced, StepExists, StepNotFound, StepProtected, TagNotFound
-from ckptstore.testing.catalog_making import LEASE, digest, new_commit, new_pack
+from ckptstore.testing.catalog_making import LEASE, delete, digest, new_commit, new_pack
 
 CHUNKS = ["a", "b", "c"]
 STEPS = st.integers(0, 2)
@@ -132,12 +132,12 @@ class CatalogMachine(RuleBasedStateMachine):
     def delete(self, step):
         if step not in self.live():
             with pytest.raises(NotFound):
-                self.catalog.delete("main", [step])
+                delete(self.catalog, "main", step)
         elif step in self.tags.values():
             with pytest.raises(StepProtected):
-                self.catalog.delete("main", [step])
+                delete(self.catalog, "main", step)
         else:
-            self.catalog.delete("main", [step])
+            delete(self.catalog, "main", step)
             self.deleted.append(self.live()[step].id)
 
     @precondition(lambda self: self.live())
