@@ -369,7 +369,8 @@ class Store:
         self, step: int, metadata: Mapping[str, Any] | None, parent: Ref | None, run: str | None
     ) -> history.Draft:
         name = self._run if run is None else address.check_name("run", run)
-        return history.draft(self._parts.catalog, name, step, parent, metadata)
+        base = None if parent is None else self._find(parent)
+        return history.draft(self._parts.catalog, name, step, base, metadata)
 
     def _land(self) -> None:
         """Wait for the commit in flight."""

@@ -52,7 +52,7 @@ def restore(db: Connection, run: str, step: int) -> CommitRecord:
 def _check_deletable(db: Connection, wanted: Sequence[CommitRecord]) -> None:
     here = select(commits.c.id).where(commits.c.id.in_([commit.id for commit in wanted]), queries.LIVE)
     live = set(db.execute(here).scalars())
-    held: dict[str, str] = dict(db.execute(here.join(tags).add_columns(tags.c.name)).tuples())
+    held = {row.id: row.name for row in db.execute(here.join(tags).add_columns(tags.c.name))}
     for commit in wanted:
         if commit.id not in live:
             raise StepNotFound(f"step {commit.step} of run {commit.run!r} is another now, or was deleted already")

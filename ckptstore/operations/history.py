@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptstore.catalog.base import Catalog, CommitRecord
 from ckptstore.errors import InvalidArgument, RunNotFound
-from ckptstore.operations.address import Ref, check_metadata, check_step, resolve
+from ckptstore.operations.address import check_metadata, check_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +21,18 @@ class Draft:
     metadata: Mapping[str, Any]
 
 
-def draft(catalog: Catalog, run: str, step: int, parent: Ref | None, metadata: Mapping[str, Any] | None) -> Draft:
+def draft(
+    catalog: Catalog, run: str, step: int, parent: CommitRecord | None, metadata: Mapping[str, Any] | None
+) -> Draft:
     """A checked draft; without a parent, the run's highest step below this one is taken.
 
     Raises:
         InvalidArgument: a bad step or metadata, or a parent in the same run that does not lie below the step.
-        StepNotFound, RunNotFound, TagNotFound: the parent does not exist.
     """
     number = check_step(step)
-    if parent is None:
-        base = catalog.newest(run, number - 1)
-    else:
-        base = resolve(catalog, run, parent)
-        if base.run == run and base.step >= number:
-            raise InvalidArgument(f"parent {base.step} of step {number} in the same run: a parent is a lower step")
+    base = parent or catalog.newest(run, number - 1)
+    if base is not None and base.run == run and base.step >= number:
+        raise InvalidArgument(f"parent {base.step} of step {number} in the same run: a parent is a lower step")
     return Draft(run, number, base.id if base else None, check_metadata(metadata))
 
 

@@ -1,0 +1,153 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptstore
+from ckptstore.format.grid import Grid
+from ckptstore.format.manifest import Manifest, TensorEntry, ValueEntry, chunk_digests, entry_bytes
+from ckptstore.operations.diff import compare
+
+PATHS = st.sampled_from(["a", "b", "c", "d", "e"])
+
+
+def tensor(content, shape=(6,)):
+    """Six elements in chunks of two; `content` says what is in each."""
+    digests = b"".join(bytes([number]) * 16 for number in content[: len(Grid(shape, (2,)))])
+    return TensorEntry("torch", "float32", 4, shape, (2,), digests)
+
+
+TENSORS = st.builds(tensor, st.lists(st.integers(0, 2), min_size=3, max_size=3), st.sampled_from([(6,), (5,)]))
+VALUES = st.builds(ValueEntry, st.sampled_from([1, True, 1.0, 0.0, -0.0, None, "x", {"float": "7ff8"}]))
+ENTRIES = st.dictionaries(PATHS, TENSORS | VALUES, max_size=5)
+
+
+def is_same(old, new):
+    if isinstance(old, TensorEntry) or isinstance(new, TensorEntry):
+        return old == new
+    return repr(old.value) == repr(new.value)
+
+
+@given(ENTRIES, ENTRIES)
+def test_every_leaf_is_told_once_and_rightly(old, new):
+    changes = compare(Manifest(old, {}), Manifest(new, {}), 16)
+    by_path = {change.path: change for change in changes}
+    assert len(by_path) == len(changes)
+    for path in old.keys() & new.keys():
+        assert (path in by_path) != is_same(old[path], new[path])
+    added = {path for path in new.keys() - old.keys() if by_path[path].kind == "added"}
+    moved = {path: by_path[path].moved_from for path in new.keys() - old.keys() - added}
+    removed = {change.path for change in changes if change.kind == "removed"}
+    assert len(set(moved.values())) == len(moved)
+    assert removed | set(moved.values()) == old.keys() - new.keys()
+    assert not removed & set(moved.values())
+    for path, origin in moved.items():
+        assert new[path] == old[origin]
+    left = [old[path] for path in removed if isinstance(old[path], TensorEntry)]
+    assert not [path for path in added if isinstance(new[path], TensorEntry) and new[path] in left]
+
+
+@given(TENSORS, TENSORS)
+def test_changed_bytes_are_those_of_changed_chunks(old, new):
+    changes = compare(Manifest({"a": old}, {}), Manifest({"a": new}, {}), 16)
+    sizes = Grid(new.shape, new.chunk_shape).sizes(4)
+    pairs = zip(chunk_digests(old, 16), chunk_digests(new, 16), sizes, strict=True)
+    if old == new:
+        assert changes == []
+    elif old.shape != new.shape:
+        assert changes[0].changed_bytes == entry_bytes(new)
+    else:
+        assert changes[0].changed_bytes == sum(size for before, after, size in pairs if before != after)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ckptstore.open(tmp_path / "store", chunk_bytes=4096) as opened:
+        yield opened
+
+
+def numbers_of(store, old, new, **options):
+    store.commit({"x": {"t": old}}, step=0)
+    store.commit({"x": {"t": new}}, step=1)
+    (change,) = store.diff(0, 1, values=True, **options).changes
+    return change.numbers
+
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+OTHERS = [torch.int8, torch.int64, torch.uint16, torch.uint64, torch.bool, torch.complex64, torch.complex128]
+
+
+@pytest.mark.parametrize("dtype", FLOATS + OTHERS, ids=str)
+@pytest.mark.parametrize("budget", [1 << 14, 1 << 27])
+def test_numbers_are_those_of_the_whole_tensor(store, dtype, budget):
+    torch.manual_seed(0)
+    old, new = (torch.randn(90, 70).mul(3).to(torch.int if dtype is torch.uint64 else dtype).to(dtype) for _ in "ab")
+    if dtype is torch.bool:
+        old, new = torch.rand(90, 70) < 0.5, torch.rand(90, 70) < 0.5
+    found = numbers_of(store, old, new, memory_budget_bytes=budget)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    old, new = old.to(wide).flatten(), new.to(wide).flatten()
+    distance = (new - old).abs()
+    assert found.max_abs == distance.max()
+    assert found.mean_abs == pytest.approx(distance.mean().item())
+    assert found.relative_l2 == pytest.approx((distance.norm() / old.norm().abs()).item())
+    assert found.cosine == pytest.approx((torch.vdot(old, new).real / (old.norm() * new.norm()).abs()).item())
+
+
+def test_numbers_of_numpy_whatever_the_byte_order(store):
+    old, new = np.arange(2000, dtype=">f4"), np.arange(2000, dtype=">f4") + 1
+    found = numbers_of(store, old, new)
+    assert (found.max_abs, found.mean_abs) == (1, 1)
+
+
+def test_numbers_across_dtypes_and_tiny_tensors(store):
+    found = numbers_of(store, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0], dtype=torch.float64))
+    assert (found.max_abs, found.mean_abs, found.relative_l2) == (2, 1, pytest.approx(2 / math.sqrt(5)))
+
+
+def test_nothing_is_divided_by_zero(store):
+    found = numbers_of(store, torch.zeros(3), torch.ones(3))
+    assert found.relative_l2 == math.inf
+    assert math.isnan(found.cosine)
+
+
+def test_nan_stays_nan(store):
+    found = numbers_of(store, torch.zeros(3000), torch.zeros(3000).index_fill(0, torch.tensor([5]), math.nan))
+    assert math.isnan(found.max_abs)
+    assert math.isnan(found.mean_abs)
+
+
+def test_what_has_no_numbers(store):
+    store.commit({"x": {"a": torch.ones(3), "b": 1, "c": torch.ones(2), "d": np.array(["a"])}}, step=0)
+    store.commit({"x": {"a": torch.ones(4), "b": 2, "c": 5, "d": np.array(["b"])}}, step=1)
+    assert [change.numbers for change in store.diff(0, 1, values=True).changes] == [None] * 4
+
+
+def test_a_budget_below_two_chunks_is_refused(store):
+    with pytest.raises(ckptstore.BudgetTooSmall, match="16384"):
+        numbers_of(store, torch.zeros(5000), torch.randn(5000), memory_budget_bytes=5000)
+
+
+def test_progress_reaches_its_total(store):
+    told = []
+    numbers_of(store, torch.zeros(9000), torch.randn(9000), progress=lambda *step: told.append(step))
+    assert told[-1] == ("diff", 72000, 72000)
+
+
+def test_a_summary(store):
+    weights = torch.randn(3000)
+    store.commit({"m": {"w": weights, "kept": torch.ones(50)}, "lr": 0.1}, step=0)
+    store.commit({"n": {"w": weights}, "m": {"kept": torch.ones(50)}, "lr": 0.2}, step=1)
+    diff = store.diff(0, 1)
+    assert [(change.kind, change.path, change.moved_from) for change in diff.changes] == [
+        ("moved", "n/w", "m/w"),
+        ("changed", "lr", ""),
+    ]
+    assert (diff.old.step, diff.new.step, diff.unchanged) == (0, 1, 1)
+    assert diff.of("moved") == diff.changes[:1]
+    assert diff.changed_bytes == diff.changes[1].changed_bytes < 20
+    assert replace(diff, changes=()).changed_bytes == 0

@@ -1,0 +1,83 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptstore
+from ckptstore import InvalidArgument, KeepBest, KeepEvery, KeepLast
+from ckptstore.catalog.base import CommitRecord
+
+
+def commit(step, **metadata):
+    return CommitRecord(f"id{step}", "main", step, None, 0.0, metadata, b"", "", 0, 0, 0)
+
+
+LOSSES = st.none() | st.sampled_from([1, 2.5, -1.0, True, "low", math.nan, math.inf])
+RUNS = st.dictionaries(st.integers(0, 40), LOSSES, max_size=12).map(
+    lambda losses: [commit(step, **({} if loss is None else {"loss": loss})) for step, loss in sorted(losses.items())]
+)
+POLICIES = st.recursive(
+    st.builds(KeepLast, st.integers(0, 5))
+    | st.builds(KeepEvery, st.integers(1, 9))
+    | st.builds(KeepBest, st.just("loss"), st.integers(0, 4), st.sampled_from(["min", "max"])),
+    lambda inner: st.builds(lambda one, other: one | other, inner, inner),
+    max_leaves=4,
+)
+
+
+@given(RUNS, st.integers(0, 15))
+def test_keep_last(commits, count):
+    assert list(KeepLast(count).keep(commits)) == [c.id for c in commits][max(0, len(commits) - count) :]
+
+
+@given(RUNS, st.integers(1, 15))
+def test_keep_every(commits, interval):
+    assert set(KeepEvery(interval).keep(commits)) == {c.id for c in commits if c.step % interval == 0}
+
+
+@given(RUNS, st.integers(0, 5), st.sampled_from(["min", "max"]))
+def test_keep_best(commits, count, mode):
+    sign = 1 if mode == "min" else -1
+    rated = {
+        c.id: (sign * c.metadata["loss"], -c.step)
+        for c in commits
+        if isinstance(c.metadata.get("loss"), int | float) and not math.isnan(c.metadata["loss"])
+    }
+    kept = set(KeepBest("loss", count, mode).keep(commits))
+    assert kept == set(sorted(rated, key=rated.__getitem__)[:count])
+
+
+@given(RUNS, POLICIES, POLICIES)
+def test_a_union_keeps_what_either_keeps_for_the_first_reason(commits, one, other):
+    joined = (one | other).keep(commits)
+    assert joined == other.keep(commits) | one.keep(commits)
+
+
+def test_a_policy_of_ones_own(tmp_path):
+    class KeepPrimes(ckptstore.Policy):
+        def keep(self, commits):
+            return {c.id: "prime" for c in commits if c.step in {2, 3, 5, 7}}
+
+    with ckptstore.open(tmp_path / "store") as store:
+        for step in range(8):
+            store.commit({"step": step}, step=step)
+        plan = store.plan_gc(KeepPrimes() | KeepLast(1), grace=0)
+        assert [c.step for c in plan.delete] == [0, 1, 4, 6]
+        assert set(plan.keep.values()) == {"prime"}
+        assert plan.execute().deleted == (0, 1, 4, 6)
+        assert store.steps() == [2, 3, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: KeepLast(-1), "0 or more"),
+        (lambda: KeepEvery(0), "at least 1"),
+        (lambda: KeepBest("loss", -1), "0 or more"),
+        (lambda: KeepBest("loss", 1, "middle"), "min or max"),  # type: ignore[arg-type]
+    ],
+)
+def test_policies_that_cannot_be(make, told):
+    with pytest.raises(InvalidArgument, match=told):
+        make()
