@@ -1,6 +1,7 @@
 """ckptstore beside torch.save, safetensors, DCP and torchsnapshot, on one machine and its own disk.
 
-    python -m benchmarks.local [--mib 2048] [--runs 5] [--json FILE] [--png FILE] [--folder FOLDER]
+    python -m benchmarks.local [--mib 2048] [--runs 5] [--folder FOLDER]
+        [--json FILE] [--markdown FILE] [--png FILE]
 
 Every run trains the state one step further, so that nothing of it is known; then each tool saves the same tensors,
 in an order that rotates, and so on for the other rows. Everything is on disk when a save ends. docs/benchmarks.md
@@ -45,6 +46,8 @@ def main() -> None:
     report.show()
     if arguments.json:
         arguments.json.write_text(report.as_json())
+    if arguments.markdown:
+        arguments.markdown.write_text(report.as_markdown())
     if arguments.png:
         report.draw(arguments.png)
 
@@ -136,6 +139,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--history", type=int, default=10_000, help="commits below the last one of the history rows")
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="a folder on the disk to measure")
     parser.add_argument("--json", type=Path, help="write all samples here")
+    parser.add_argument("--markdown", type=Path, help="write the README's table here")
     parser.add_argument("--png", type=Path, help="draw the ratios here")
     return parser.parse_args()
 

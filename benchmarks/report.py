@@ -16,6 +16,7 @@ from rich.table import Table
 from benchmarks.measuring import Samples
 
 OWN, PEER = "ckptstore", "DCP"
+LIMITS = {"save all-new": "write+fsync", "load whole": "memcpy"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,27 @@ class Report:
         }
         return json.dumps(found, indent=1)
 
+    def as_markdown(self) -> str:
+        """The README's table: ratio to the peer first, the limit of the machine last."""
+        rows = [row for row in self._samples.values if self._samples.median(row, PEER) is not None and row != "limit"]
+        head = ["", f"{OWN} to {PEER}", *self._tools, "limit"]
+        lines = [head, ["---", *["---:"] * (len(head) - 1)], *map(self._markdown_row, rows)]
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+    def _markdown_row(self, row: str) -> list[str]:
+        own, peer = self._samples.median(row, OWN), self._samples.median(row, PEER)
+        timed = not row.endswith(("MB on disk", "MiB"))
+        ratio = _ratio(peer, own) if timed else None
+        limit = LIMITS.get(row)
+        beside = self._samples.median("limit", limit) if limit else None
+        shown = [_shown(row, self._samples.median(row, tool)) for tool in self._tools]
+        return [
+            row,
+            f"**{ratio:.1f}×** as fast" if ratio else "",
+            *shown,
+            f"{_shown(row, beside)} {limit or ''}".strip(),
+        ]
+
     def draw(self, path: Path) -> None:
         """The times of all tools, relative to the peer's."""
         import matplotlib as mpl
@@ -137,8 +159,9 @@ class Report:
             if row == "limit":
                 continue
             shown = [_shown(row, self._samples.median(row, tool)) for tool in self._tools]
-            limit = {"save all-new": "write+fsync", "load whole": "memcpy"}.get(row)
-            beside = [_shown(row, self._samples.median("limit", name)) if name == limit else "" for name in limits]
+            beside = [
+                _shown(row, self._samples.median("limit", name)) if name == LIMITS.get(row) else "" for name in limits
+            ]
             table.add_row(row, *shown, *beside)
         return table
 

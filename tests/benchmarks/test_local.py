@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_a_small_run_measures_every_row(tmp_path):
-    written = [f"--json={tmp_path}/all.json"]
+    written = [f"--json={tmp_path}/all.json", f"--markdown={tmp_path}/all.md"]
     small = ["--mib=8", "--runs=1", "--history=12", f"--folder={tmp_path}"]
     command = [sys.executable, "-m", "benchmarks.local", *small, *written]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -23,7 +23,8 @@ def test_a_small_run_measures_every_row(tmp_path):
         assert peers <= found["samples"][row].keys()
         assert row in done.stdout
     assert found["samples"]["save 95% frozen: MB on disk"]["ckptstore"][0] < 2
-    assert [path.name for path in tmp_path.iterdir()] == ["all.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"all.json", "all.md"}
+    assert len({line.count("|") for line in (tmp_path / "all.md").read_text().splitlines()}) == 1
 
 
 def test_bits_are_compared():
