@@ -112,7 +112,7 @@ class Report:
         shown = [_shown(row, self._samples.median(row, tool)) for tool in self._tools]
         return [
             row,
-            f"**{ratio:.1f}×** as fast" if ratio else "",
+            f"**{ratio:.1f}x** as fast" if ratio else "",
             *shown,
             f"{_shown(row, beside)} {limit or ''}".strip(),
         ]
@@ -171,4 +171,4 @@ def _shown(row: str, value: float | None) -> str:
         return ""
     if row.endswith(("MB on disk", "MiB")):
         return f"{value:,.1f}"
-    return f"{value * 1e3:,.1f} ms"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"

@@ -226,8 +226,9 @@ class Store:
                 are put into their dicts and lists.
             paths: globs of logical paths, or containers' paths: only these leaves. `*` stays within a segment,
                 `**` crosses them.
-            strict: with `into`, paths that only one side has are an error. Optimizers, schedulers and other objects
-                that are no module may have another state than the commit's and get the commit's.
+            strict: with `into`, paths that only one side has are an error; otherwise what both have is loaded.
+                Modules, `StateDict` and plain state are compared so. Optimizers, schedulers and other objects get the
+                commit's state whole, whatever theirs is.
             allow_pickle: load leaves that were stored as pickles. A pickle can run any code.
             memory_budget_bytes: what reading may hold beside the state itself.
             progress: called with (stage, bytes done, bytes in all).

@@ -6,7 +6,7 @@ schedulers, loaders) may hold more or less than the commit, as a fresh optimizer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
+from ckptstore.errors import InvalidArgument
 from ckptstore.format.manifest import Manifest
 from ckptstore.operations.fitting import Fitting
 from ckptstore.operations.load import load_arrays, load_values
@@ -39,6 +40,8 @@ def restore(
     advance: Advance,
 ) -> None:
     """Load the commit's leaves under the names of `into`; see `Store.checkout`."""
+    if not isinstance(into, MutableMapping):
+        raise InvalidArgument(f"into= is a {type(into).__name__}: give a dict, whose plain values are replaced")
     manifest = view.manifest
     if globs is not None:
         require_matches([*manifest.entries, *manifest.containers], globs, view.name)
@@ -70,12 +73,12 @@ class _Telling:
     allow_pickle: bool
     _last: list[tuple[RNGState, str]] = field(default_factory=list)
 
-    def tell(self, into: Mapping[str, Any]) -> None:
+    def tell(self, into: MutableMapping[str, Any]) -> None:
         """All of it; random state at the end, since other objects may draw numbers while they load."""
         for name, live in list(into.items()):
             renewed = self._visit(live, segment(name))
             if renewed is not live:
-                into[name] = renewed  # type: ignore[index]
+                into[name] = renewed
         for owner, path in self._last:
             self._load(owner, path)
 

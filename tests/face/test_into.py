@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections import OrderedDict, defaultdict, deque
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,12 @@ class Counting:
 
 @settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
 @given(STATES)
+def test_what_cannot_take_plain_values_is_refused_at_once(store):
+    store.commit({"step": 1}, step=0)
+    with pytest.raises(ckptstore.InvalidArgument, match="mappingproxy"):
+        store.checkout(0, into=MappingProxyType({"step": 0}))
+
+
 def test_every_state_goes_into_itself(store, state):
     """Into what a checkout gave is always possible; nothing changes then."""
     step = (store.latest() or 0) + 1
