@@ -41,7 +41,9 @@ def restore(
 ) -> None:
     """Load the commit's leaves under the names of `into`; see `Store.checkout`."""
     if not isinstance(into, MutableMapping):
-        raise InvalidArgument(f"into= is a {type(into).__name__}: give a dict, whose plain values are replaced")
+        raise InvalidArgument(
+            f"the app state to fill is a {type(into).__name__}: give a dict, whose plain values are replaced"
+        )
     manifest = view.manifest
     if globs is not None:
         require_matches([*manifest.entries, *manifest.containers], globs, view.name)
