@@ -18,6 +18,7 @@ _HEAD = struct.Struct("<8sQQQ")
 """Magic, length of the body, length of the decoded body, XXH3-64 of everything else."""
 
 _MOST_DECODED = 1 << 32
+_MOST_FOLDER = 100
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +42,7 @@ _DECODER = msgspec.msgpack.Decoder(Document)
 
 def document_key(run: str, step: int, commit: str) -> str:
     """Where a commit's document lies. The name holds the commit's id, so a step made anew never meets an old one."""
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else f"%{ord(c):X}%" for c in run)
-    return f"manifests/{safe}/{step:012d}.{commit}.manifest"
+    return f"manifests/{_folder(run)}/{step:012d}.{commit}.manifest"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -70,6 +70,15 @@ def decode(data: bytes, name: str) -> Document:
         return _DECODER.decode(decoded)
     except (struct.error, zstandard.ZstdError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData(f"manifest document {name}: {error}") from error
+
+
+def _folder(run: str) -> str:
+    """A folder's name for a run: short enough for every file system, never "." or "..", another one for each run."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else f"%{ord(c):X}%" for c in run)
+    safe = f"%2E%{safe[1:]}" if safe.startswith(".") else safe
+    if len(safe) <= _MOST_FOLDER:
+        return safe
+    return f"{safe[:_MOST_FOLDER]}%{checksum(run.encode()):016x}%"
 
 
 def _head(body: bytes, decoded_length: int) -> bytes:

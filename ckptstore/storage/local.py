@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ckptstore.errors import CorruptData, ObjectExists, ObjectNotFound, StorageError, StorageFull, StorageReadOnly
+from ckptstore.errors import (
+    CorruptData,
+    InvalidArgument,
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+)
 from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead
 from ckptstore.storage.durable import make_folder, publish, sync_folder, write_file
 from ckptstore.storage.keys import TEMPORARY, check_key, check_prefix
@@ -38,6 +46,8 @@ class LocalStorage:
         self.root = Path(os.path.abspath(root))
         self._open_files = OpenFiles(_OPEN_FILES)
         self._durable_folders = {self.root}
+        if self.root.is_file():
+            raise StorageError(f"{self.root} is a file, not a folder: a store needs a folder of its own")
         if create:
             with _writing(self.root):
                 make_folder(self.root)

@@ -89,11 +89,14 @@ def test_hostile_bytes_are_no_document(data):
         document.decode(data, "x")
 
 
-@given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
+RUNS = st.text(min_size=1, max_size=200) | st.sampled_from([".", "..", "a/b", "é" * 200, "é" * 199])
+
+
+@given(RUNS, RUNS)
 def test_keys_of_two_runs_never_meet(one, other):
     first, second = (document.document_key(run, 3, "c" * 32) for run in (one, other))
     assert (first == second) == (one == other)
-    assert re.fullmatch(r"manifests/[\w%.-]+/000000000003\.c{32}\.manifest", first, re.ASCII)
+    assert re.fullmatch(r"manifests/[\w%-][\w%.-]{0,120}/000000000003\.c{32}\.manifest", first, re.ASCII)
 
 
 def test_bytes_of_entries():

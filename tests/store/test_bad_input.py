@@ -416,3 +416,18 @@ def as_nobody(root):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def test_a_file_is_no_place_for_a_store(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ckptstore.InvalidArgument, match="is a file"):
+        ckptstore.open(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("run", [".", "..", ".hidden", "é" * 200, "a/../b", "con.txt"])
+def test_any_printable_name_is_a_run(tmp_path, run):
+    with ckptstore.open(tmp_path / "store", run=run) as store:
+        store.commit({"x": 1}, step=0)
+        assert store.checkout(0) == {"x": 1}
+        assert store.verify().ok
