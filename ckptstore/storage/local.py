@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ckptstore.errors import (
     CorruptData,
-    InvalidArgument,
     ObjectExists,
     ObjectNotFound,
     StorageError,
