@@ -1,0 +1,198 @@
+"""Every interleaving of committers, deletion, restoring, fencing, gc and crashes, searched for a lost commit.
+
+A deleted commit can be restored until gc purges it, and each commit has a document beside its pack. The grace of any
+deleted commit may be over, and any lease may run out, at any moment: the worst clocks.
+
+One pack P0 holds a chunk X that commit M0 needs. Each committer wants X too: it finds it and pins its pack, or uploads
+a pack of its own. A commit is lost when it exists, live or deleted, without its pack's or its document's object, or
+when gc purges it while it is live.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+
+import pytest
+
+Step = tuple[str, "World"]
+
+
+@dataclass(frozen=True)
+class World:
+    """All that catalog and storage hold, and where everybody stands."""
+
+    commits: frozenset[tuple[str, str, str]]  # name, pack, "live" or "deleted"
+    packs: frozenset[tuple[str, str, int]]  # name, state, the committer that reserved it
+    objects: frozenset[str]  # in storage: packs, and documents by their commit's name
+    documents: frozenset[tuple[str, int]]  # reserved and owned by no commit
+    pins: frozenset[tuple[int, str]]
+    sessions: tuple[str, ...]
+    committers: tuple[tuple[str, str], ...]  # phase, pack
+    gc: tuple[str, tuple[str, ...]]  # phase, what it took in the last step
+    rounds: int
+    lost: bool = False
+
+    def state(self, pack: str) -> str:
+        return next((state for name, state, _ in self.packs if name == pack), "none")
+
+    def with_pack(self, pack: str, state: str, owner: int = -1) -> World:
+        others = frozenset(found for found in self.packs if found[0] != pack)
+        return replace(self, packs=others | {(pack, state, owner)})
+
+    def at(self, number: int, phase: str, pack: str) -> World:
+        moved = (*self.committers[:number], (phase, pack), *self.committers[number + 1 :])
+        return replace(self, committers=moved)
+
+    def session(self, number: int, state: str) -> World:
+        return replace(self, sessions=(*self.sessions[:number], state, *self.sessions[number + 1 :]))
+
+    def with_commit(self, name: str, pack: str, state: str) -> World:
+        others = frozenset(found for found in self.commits if found[0] != name)
+        return replace(self, commits=others | {(name, pack, state)})
+
+    @property
+    def has_lost(self) -> bool:
+        return self.lost or any(not {name, pack} <= self.objects for name, pack, _ in self.commits)
+
+
+def _start(committers: int, rounds: int) -> World:
+    return World(
+        commits=frozenset({("M0", "P0", "live")}),
+        packs=frozenset({("P0", "live", -1)}),
+        objects=frozenset({"P0", "M0"}),
+        documents=frozenset(),
+        pins=frozenset(),
+        sessions=("open",) * committers,
+        committers=(("start", ""),) * committers,
+        gc=("idle", ()),
+        rounds=rounds,
+    )
+
+
+def _user(world: World) -> Iterator[Step]:
+    for name, pack, state in world.commits:
+        other = "deleted" if state == "live" else "live"
+        yield f"{name} becomes {other}", world.with_commit(name, pack, other)
+
+
+def _committer(world: World, number: int, variant: str) -> Iterator[Step]:
+    phase, pack = world.committers[number]
+    name, is_open = f"M{number + 1}", world.sessions[number] == "open"
+    if phase == "start" and is_open:
+        hits = sorted(found for found, state, _ in world.packs if state == "live")
+        if hits:
+            pinned = replace(world, pins=world.pins | {(number, hits[0])})
+            yield f"{name} finds {hits[0]}", pinned.at(number, "document", hits[0])
+        else:
+            own = f"P{number + 1}"
+            yield f"{name} reserves {own}", world.with_pack(own, "pending", number).at(number, "upload", own)
+    elif phase == "upload":
+        yield f"{name} uploads", replace(world, objects=world.objects | {pack}).at(number, "document", pack)
+    elif phase == "document" and is_open:
+        reserved = replace(world, documents=world.documents | {(name, number)})
+        yield f"{name} reserves its document", reserved.at(number, "put", pack)
+    elif phase == "put":
+        yield f"{name} puts its document", replace(world, objects=world.objects | {name}).at(number, "ready", pack)
+    elif phase == "ready":
+        yield _commit(world, number, name, pack, variant)
+    if phase not in ("done", "dead"):
+        yield f"{name} crashes", world.at(number, "dead", "")
+    if is_open and phase != "done":
+        yield f"the lease of {name} runs out", world.session(number, "fenced")
+
+
+def _commit(world: World, number: int, name: str, pack: str, variant: str) -> Step:
+    is_open = world.sessions[number] == "open"
+    if variant != "no recheck" and not (is_open and world.state(pack) in ("live", "pending")):
+        return f"{name} is refused", world.at(number, "dead", "")
+    made = world.with_commit(name, pack, "live").with_pack(pack, "live").session(number, "ended").at(number, "done", "")
+    documents = frozenset(found for found in world.documents if found[0] != name)
+    return f"{name} commits", replace(
+        made, documents=documents, pins=frozenset(p for p in world.pins if p[0] != number)
+    )
+
+
+def _gc(world: World, variant: str) -> Iterator[Step]:
+    phase, taken = world.gc
+    if phase == "idle" and world.rounds:
+        deleted = sorted(name for name, _, state in world.commits if state == "deleted")
+        for over in chain.from_iterable(combinations(deleted, count) for count in range(len(deleted) + 1)):
+            if variant == "purge what was listed before":
+                yield f"gc lists {over}", replace(world, gc=("listed", over))
+            else:
+                yield f"gc purges {over} and condemns", _condemn(world, over, variant)
+    elif phase == "listed":
+        yield "gc purges what it had listed", _condemn(world, taken, variant)
+    elif phase == "delete" and taken:
+        yield f"gc deletes {taken[0]}", replace(world, objects=world.objects - {taken[0]}, gc=("settle", taken))
+    elif phase == "settle":
+        packs = frozenset(found for found in world.packs if found[0] != taken[0])
+        documents = frozenset(found for found in world.documents if found[0] != taken[0])
+        yield f"gc settles {taken[0]}", replace(world, packs=packs, documents=documents, gc=("delete", taken[1:]))
+    elif phase == "delete":
+        yield "gc ends its round", replace(world, gc=("idle", ()), rounds=world.rounds - 1)
+    if phase in ("delete", "settle"):
+        yield "gc crashes", replace(world, gc=("idle", ()), rounds=world.rounds - 1)
+
+
+def _condemn(world: World, purged: tuple[str, ...], variant: str) -> World:
+    """Purge commits and condemn what nobody needs then, in one transaction."""
+    gone = {(name, state) for name, _, state in world.commits if name in purged}
+    kept = frozenset(found for found in world.commits if found[0] not in purged)
+    loose = {(name, -1) for name, _ in gone}
+    world = replace(world, commits=kept, documents=world.documents | loose, lost=("live" in {s for _, s in gone}))
+    alive = {number for number, state in enumerate(world.sessions) if state == "open"}
+    needed = {pack for _, pack, state in kept if state == "live" or variant != "deleted commits need nothing"}
+    needed |= {pack for number, pack in world.pins if number in alive}
+    for pack, state, owner in world.packs:
+        if (state == "live" and pack not in needed) or (state == "pending" and owner not in alive):
+            world = world.with_pack(pack, "condemned")
+    dead = tuple(sorted(name for name, owner in world.documents if owner not in alive))
+    doomed = tuple(sorted(pack for pack, state, _ in world.packs if state == "condemned"))
+    return replace(world, gc=("delete", dead + doomed))
+
+
+def search(variant: str, committers: int, rounds: int) -> tuple[int, list[str] | None]:
+    """Breadth first: the number of worlds seen, and the shortest way to a lost commit if there is one."""
+    first = _start(committers, rounds)
+    came: dict[World, tuple[World, str] | None] = {first: None}
+    queue = deque([first])
+    while queue:
+        world = queue.popleft()
+        if world.has_lost:
+            return len(came), _way(came, world)
+        for label, after in _steps(world, variant):
+            if after not in came:
+                came[after] = (world, label)
+                queue.append(after)
+    return len(came), None
+
+
+def _steps(world: World, variant: str) -> Iterator[Step]:
+    yield from _user(world)
+    for number in range(len(world.sessions)):
+        yield from _committer(world, number, variant)
+    yield from _gc(world, variant)
+
+
+def _way(came: dict[World, tuple[World, str] | None], world: World) -> list[str]:
+    way: list[str] = []
+    while (step := came[world]) is not None:
+        world, label = step
+        way.append(label)
+    return way[::-1]
+
+
+@pytest.mark.parametrize(("committers", "rounds"), [(1, 3), (2, 2), (3, 1)])
+def test_the_protocol_loses_nothing(committers, rounds):
+    seen, way = search("as it is", committers, rounds)
+    assert way is None
+    assert seen > 1000
+
+
+@pytest.mark.parametrize("variant", ["no recheck", "purge what was listed before", "deleted commits need nothing"])
+def test_leaving_a_part_out_loses_a_commit(variant):
+    assert search(variant, 1, 2)[1]
