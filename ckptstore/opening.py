@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.catalog import check_address, open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CatalogLocation, InvalidArgument, NotAStore, ObjectExists, ObjectNotFound
 from ckptstore.format import version
@@ -37,13 +37,15 @@ def open_parts(
     """The parts of the store at `url`, made if it is missing and `create` allows it; see `ckptstore.open`."""
     _check_settings(digest, chunk_bytes)
     storage = open_storage(url, storage_options=storage_options, create=create)
+    address = _catalog_url(storage, catalog)
+    check_address(address)
     config = _read_config(storage)
     if config is None:
         if not create:
             raise _no_store(storage)
         config = _found(storage, digest, chunk_bytes)
     version.check_features(config.requires_read, "read", storage.url)
-    found = open_catalog(_catalog_url(storage, catalog), create=create, read_only=read_only)
+    found = open_catalog(address, create=create, read_only=read_only)
     return ChunkStore(ReadOnly(storage) if read_only else storage, found, config)
 
 
@@ -67,8 +69,8 @@ def _no_store(storage: Storage) -> NotAStore:
 def _check_settings(digest: str, chunk_bytes: int) -> None:
     digest_named(digest)
     least, most = _CHUNK_BYTES
-    if not least <= chunk_bytes <= most:
-        raise InvalidArgument(f"chunk_bytes={chunk_bytes}: give {least} to {most} bytes")
+    if type(chunk_bytes) is not int or not least <= chunk_bytes <= most:
+        raise InvalidArgument(f"chunk_bytes={chunk_bytes!r}: give an int, {least} to {most} bytes")
 
 
 def _read_config(storage: Storage) -> StoreConfig | None:

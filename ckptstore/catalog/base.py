@@ -49,7 +49,9 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run: its name, its live commits counted, its newest step, and `run@step` of the commit it forked from."""
+    """A run: its name, its live commits counted, its newest step, and `run@step` of the commit it forked
+    from, None when that was purged.
+    """
 
     name: str
     created: float

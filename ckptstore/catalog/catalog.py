@@ -160,6 +160,11 @@ def open_catalog(url: str, *, create: bool, read_only: bool = False) -> SqlCatal
     return SqlCatalog(database)
 
 
+def check_address(url: str) -> None:
+    """Raise InvalidArgument unless `url` can be the address of a catalog; nothing is opened."""
+    Database(url)
+
+
 def sqlite_url(path: str | os.PathLike[str]) -> str:
     """The URL of a catalog in a file, whatever characters its path has."""
     return URL.create("sqlite", database=os.path.abspath(path)).render_as_string()

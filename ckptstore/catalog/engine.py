@@ -92,6 +92,9 @@ def _parse(url: str) -> URL:
     advice = "give sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
     try:
         parsed = make_url(url)
+        parsed.get_dialect()
+    except ModuleNotFoundError:
+        pass  # told with its extra when the engine is made
     except ArgumentError as error:
         raise InvalidArgument(f"the catalog's address is no database URL: {advice}") from error
     backend = parsed.get_backend_name()

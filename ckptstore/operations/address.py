@@ -7,8 +7,10 @@ import operator
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
+import msgspec
+
 from ckptstore.catalog.base import Catalog, CommitRecord
-from ckptstore.errors import InvalidArgument
+from ckptstore.errors import InvalidArgument, StepNotFound
 
 Ref = int | str | CommitRecord
 """A commit: its step, a tag, "latest", any of these behind `run@`, or the commit itself."""
@@ -21,11 +23,23 @@ LATEST = "latest"
 def resolve(catalog: Catalog, run: str, ref: Ref) -> CommitRecord:
     """The live commit that a reference names. Raises InvalidArgument, RunNotFound, StepNotFound, TagNotFound."""
     if isinstance(ref, CommitRecord):
-        return catalog.find(ref.run, ref.step)
+        return _still_live(catalog, ref)
     if not isinstance(ref, str):
         return catalog.find(run, check_step(ref))
     other, at, name = ref.rpartition("@")
-    return catalog.find(other if at else run, int(name) if name.isdecimal() else name)
+    return catalog.find(other if at else run, _step_of(name) if name.isdecimal() else name)
+
+
+def _still_live(catalog: Catalog, commit: CommitRecord) -> CommitRecord:
+    found = catalog.by_id(commit.id)
+    if found is None or found.deleted is not None:
+        raise StepNotFound(f"the commit {commit.id} of step {commit.step} of run {commit.run!r} was deleted")
+    return found
+
+
+def _step_of(digits: str) -> int:
+    """A step told in digits, of which Python converts only so many."""
+    return check_step(int(digits) if len(digits) <= _MOST_NAME else MOST_STEP + 1)
 
 
 def check_step(step: object) -> int:
@@ -61,6 +75,7 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         number = value.item() if getattr(value, "shape", None) == () else value
         try:
             plain[key] = json.loads(json.dumps(number))
-        except (TypeError, ValueError, RecursionError) as error:
+            msgspec.msgpack.encode({key: plain[key]})
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidArgument(f"metadata {key!r} is not JSON: {error}") from None
     return plain

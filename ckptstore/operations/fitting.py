@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,7 @@ from ckptstore.operations.paths import chosen
 from ckptstore.state import composites
 from ckptstore.state.paths import split
 from ckptstore.state.stateful import StateDict
-from ckptstore.state.tensors import Array, TensorLeaf, check_fits
+from ckptstore.state.tensors import Array, TensorLeaf, byte_range, check_fits, is_plain_memory, same_place, share_memory
 from ckptstore.state.tree import Flat, find_stateful, flatten
 
 _EXTRA_STATE = object()
@@ -43,7 +44,8 @@ class Fitting:
         missing = [path for path in own if path not in theirs and not self._is_free(path)]
         missing += [path for path in self._owners if self._is_free(path) and not self.touches(path)]
         unexpected = [path for path in theirs if path not in self._flat.leaves and not self._is_free(path)]
-        different = [*self._other_forms(), *self._other_composites(), *self._other_ties(), *self._other_groups(values)]
+        different = [*self._other_forms(), *self._other_composites(), *self._other_ties(), *self._overlaps()]
+        different += self._other_groups(values)
         if different or (self._strict and (missing or unexpected)):
             raise StateMismatch(missing, unexpected, different)
 
@@ -68,7 +70,7 @@ class Fitting:
 
     def ties(self) -> Iterator[list[str]]:
         """Groups of targets that are one and the same memory."""
-        for group in self._flat.aliases:
+        for group in self._places.values():
             present = [path for path in group if path in self.targets]
             if len(present) > 1:
                 yield present
@@ -146,9 +148,31 @@ class Fitting:
     @cached_property
     def _torn(self) -> dict[str, str]:
         """Path → other path of what is tied in the target and not in the commit."""
-        groups = ([path for path in group if path in self.wanted] for group in self._flat.aliases)
-        pairs = ((path, group[0]) for group in groups for path in group[1:])
-        return {path: first for path, first in pairs if self.wanted[path] != self.wanted[first]}
+        pairs = ((path, group[0]) for group in self._places.values() for path in group[1:])
+        return {path: first for path, first in pairs if _content(self.wanted[path]) != _content(self.wanted[first])}
+
+    @cached_property
+    def _places(self) -> dict[Hashable, list[str]]:
+        """Memory of the target → the wanted paths that show it."""
+        groups: dict[Hashable, list[str]] = defaultdict(list)
+        for path in self.wanted:
+            leaf = self._flat.leaves.get(path)
+            if isinstance(leaf, TensorLeaf) and leaf.nbytes:
+                groups[same_place(leaf.tensor)].append(path)
+        return groups
+
+    def _overlaps(self) -> Iterator[str]:
+        """Targets that share a part of their memory, looked for in the order in which they lie."""
+        first_paths = (group[0] for group in self._places.values())
+        arrays = {path: self.targets[path] for path in first_paths if path in self.targets}
+        ranges = sorted((*byte_range(array), path) for path, array in arrays.items() if is_plain_memory(array))
+        reaching: list[tuple[int, str]] = []
+        for start, end, path in ranges:
+            reaching = [(stop, other) for stop, other in reaching if stop > start]
+            for _, other in reaching:
+                if share_memory(arrays[path], arrays[other]):
+                    yield f"{path}: shares memory with {other} in the target"
+            reaching.append((end, path))
 
     def _other_groups(self, values: Mapping[str, object]) -> Iterator[str]:
         """An optimizer's groups of parameters cannot be made to fit."""
@@ -162,10 +186,18 @@ class Fitting:
                     yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
 
 
+def _content(entry: Entry) -> object:
+    return (entry.dtype, entry.chunks, entry.inline) if isinstance(entry, TensorEntry) else entry
+
+
 def _extra_states(flat: Flat, owners: Mapping[str, object]) -> Iterator[str]:
     for path in (*flat.leaves, *flat.containers):
-        if path.endswith("_extra_state") and isinstance(owners.get(path.rpartition("/")[0]), torch.nn.Module):
+        if _is_extra_state(path) and isinstance(owners.get(path.rpartition("/")[0]), torch.nn.Module):
             yield path
+
+
+def _is_extra_state(path: str) -> bool:
+    return path.rpartition("/")[2].rpartition(".")[2] == "_extra_state"
 
 
 def _form(container: Container) -> str:

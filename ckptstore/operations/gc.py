@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog, CommitRecord, Condemned
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import GcRefused, InvalidArgument, StepNotFound, StepProtected
+from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNotFound, StepProtected
 from ckptstore.format import version
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.retention import Policy
@@ -77,10 +77,8 @@ class GcPlan:
         _check_needed_packs(self.storage, self.catalog)
         steps = self._delete_steps()
         fenced = self.catalog.fence_expired()
-        sizes = {pack.name: pack.size for pack in self.catalog.packs()}
         condemned = self.catalog.condemn(self.grace)
-        remove(self.storage, self.catalog, condemned)
-        freed = sum(sizes.get(pack, 0) for pack in condemned.packs)
+        freed = remove(self.storage, self.catalog, condemned)
         unfinished = self.storage.sweep_temporary(_UNFINISHED_SECONDS) if isinstance(self.storage, Sweeping) else 0
         return GcReport(steps, len(condemned.documents), len(condemned.packs), freed, fenced, unfinished)
 
@@ -105,8 +103,10 @@ def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float) -> 
     """
     storage, catalog = chunks.storage, chunks.catalog
     version.check_features(chunks.config.requires_gc, "collect", storage.url)
+    if keep is not None and not isinstance(keep, Policy):
+        raise InvalidArgument(f"keep={keep!r}: give a policy, such as KeepLast(3)")
     if not grace >= 0:
-        raise InvalidArgument(f"grace={grace}: give 0 or more seconds")
+        raise InvalidArgument(f"grace={grace!r}: give 0 or more seconds")
     commits = catalog.commits(run) if keep is not None else []
     kept = keep.keep(commits) if keep is not None else {}
     kept = {commit.id: f"tagged {', '.join(commit.tags)}" for commit in commits if commit.tags} | kept
@@ -117,15 +117,28 @@ def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float) -> 
     return GcPlan(storage, catalog, run, delete, kept, condemned, freed, grace)
 
 
-def remove(storage: Storage, catalog: Catalog, condemned: Condemned) -> None:
-    """Delete what is condemned, documents first, so that a rebuild never meets a document without its packs."""
+def remove(storage: Storage, catalog: Catalog, condemned: Condemned) -> int:
+    """Delete what is condemned, documents first, so that a rebuild never meets a document without its packs.
+
+    Returns the bytes of the packs, those included that dead writers left.
+    """
+    freed = 0
     for key in condemned.documents:
         storage.delete(key)
     catalog.settle(Condemned(documents=condemned.documents))
     for batch in _batched(condemned.packs, 64):
         for pack in batch:
+            freed += _size(storage, pack_key(pack))
             storage.delete(pack_key(pack))
         catalog.settle(Condemned(packs=batch))
+    return freed
+
+
+def _size(storage: Storage, key: str) -> int:
+    try:
+        return storage.head(key).size
+    except ObjectNotFound:
+        return 0
 
 
 def _batched(items: Sequence[str], size: int) -> list[Sequence[str]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,36 +48,48 @@ def load_arrays(
     """
     wanted = {path: entry for path, entry in entries.items() if isinstance(entry, TensorEntry)}
     first = {path: group[0] for group in _present(same, wanted) for path in group[1:] if path not in targets}
-    arrays: dict[str, Array] = {}
-    wishes: list[Fetch] = []
-    for path, entry in wanted.items():
-        if path not in first:
-            arrays[path] = targets[path] if path in targets else allocate(entry)
-            wishes += array_fetches(entry, arrays[path], everything(entry.shape), chunks, path)
-    chunks.fetch(wishes, budget=budget, advance=advance)
+    arrays = {
+        path: targets[path] if path in targets else allocate(entry)
+        for path, entry in wanted.items()
+        if path not in first
+    }
+    jobs = [Filling(wanted[path], array, everything(wanted[path].shape), path) for path, array in arrays.items()]
+    fill(chunks, jobs, budget=budget, advance=advance)
     made = {path: array if path in targets else finish(array, wanted[path]) for path, array in arrays.items()}
     return {path: made[first.get(path, path)] for path in wanted}
 
 
-def array_fetches(
-    entry: TensorEntry, target: Array, selection: Selection, chunks: ChunkStore, label: str
-) -> list[Fetch]:
-    """The wishes that fill `target`, of shape `selection.full_shape`, with the selected elements.
+class Filling(NamedTuple):
+    """An array, of shape `selection.full_shape`, that takes selected elements of an entry; `label` is for errors."""
 
-    Bytes kept inline are filled in at once.
-    """
-    if not entry.chunks:
-        whole = Grid(entry.shape, tuple(max(extent, 1) for extent in entry.shape))
-        for part in selection.parts(whole):
-            _place(target, entry, entry.shape, part, memoryview(entry.inline))
-        return []
+    entry: TensorEntry
+    target: Array
+    selection: Selection
+    label: str
+
+
+def fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: Advance = ignore) -> None:
+    """Fill every array. Nothing was written when BudgetTooSmall or MissingData is raised."""
+    wishes = [wish for job in jobs if job.entry.chunks for wish in _fetches(job, chunks)]
+    chunks.fetch(wishes, budget=budget, advance=advance)
+    for job in jobs:
+        if not job.entry.chunks:
+            _place_inline(job)
+
+
+def _place_inline(job: Filling) -> None:
+    whole = Grid(job.entry.shape, tuple(max(extent, 1) for extent in job.entry.shape))
+    for part in job.selection.parts(whole):
+        _place(job.target, job.entry, job.entry.shape, part, memoryview(job.entry.inline))
+
+
+def _fetches(job: Filling, chunks: ChunkStore) -> Iterator[Fetch]:
+    entry, target, selection, label = job
     grid = Grid(entry.shape, entry.chunk_shape)
     plain = writable_bytes(target)
     digests = chunk_digests(entry, chunks.digest.size)
-    return [
-        _array_fetch(entry, target, plain, part, grid, digests[part.number], selection.full_shape, label)
-        for part in selection.parts(grid)
-    ]
+    for part in selection.parts(grid):
+        yield _array_fetch(entry, target, plain, part, grid, digests[part.number], selection.full_shape, label)
 
 
 def _array_fetch(

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckptstore.chunkstore import ChunkStore, Fetch
+from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import BudgetTooSmall
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection
 from ckptstore.operations.diff import Change, Diff, Numbers
-from ckptstore.operations.load import array_fetches
+from ckptstore.operations.load import Filling, fill
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.state.dtypes import numpy_dtype, torch_dtype
 from ckptstore.state.tensors import Array, allocate
@@ -141,17 +141,16 @@ def _boxes(place: int, change: Change) -> Iterator[_Box]:
 
 
 def _load(chunks: ChunkStore, group: list[_Box], budget: int) -> Iterator[tuple[_Box, Array, Array]]:
-    wishes: list[Fetch] = []
+    jobs = [_filling(box, entry) for box in group for entry in (box.old, box.new)]
+    fill(chunks, jobs, budget=budget)
+    for box, old, new in zip(group, jobs[::2], jobs[1::2], strict=True):
+        yield box, old.target, new.target
 
-    def wish(box: _Box, entry: TensorEntry) -> Array:
-        array = allocate(msgspec.structs.replace(entry, shape=box.shape, order=None))
-        selection = Selection(tuple(map(range, box.start, box.stop)), frozenset())
-        wishes.extend(array_fetches(entry, array, selection, chunks, box.path))
-        return array
 
-    loaded = [(box, wish(box, box.old), wish(box, box.new)) for box in group]
-    chunks.fetch(wishes, budget=budget)
-    yield from loaded
+def _filling(box: _Box, entry: TensorEntry) -> Filling:
+    array = allocate(msgspec.structs.replace(entry, shape=box.shape, order=None))
+    selection = Selection(tuple(map(range, box.start, box.stop)), frozenset())
+    return Filling(entry, array, selection, box.path)
 
 
 def _wide(array: Array) -> Tensor:

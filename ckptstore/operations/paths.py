@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from ckptstore.errors import PathNotFound, nearest
-from ckptstore.state.paths import matches
+from ckptstore.state.paths import selector
 
 T = TypeVar("T")
 
@@ -15,13 +15,13 @@ def chosen(leaves: Mapping[str, T], globs: Iterable[str] | None) -> dict[str, T]
     """The leaves that any of the globs selects, in their order; all of them for None."""
     if globs is None:
         return dict(leaves)
-    wanted = tuple(globs)
-    return {path: leaf for path, leaf in leaves.items() if any(matches(path, glob) for glob in wanted)}
+    selects = selector(globs)
+    return {path: leaf for path, leaf in leaves.items() if selects(path)}
 
 
 def require_matches(leaves: Iterable[str], globs: Iterable[str], commit: str) -> None:
     """Raises PathNotFound for a glob that selects nothing."""
-    known = list(leaves)
+    known = dict.fromkeys(leaves)
     for glob in globs:
-        if not any(matches(path, glob) for path in known):
+        if glob not in known and not any(map(selector([glob]), known)):
             raise PathNotFound(f"{commit} has no path {glob!r}; {nearest(glob, known)}")

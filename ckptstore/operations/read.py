@@ -13,7 +13,7 @@ from ckptstore.errors import InvalidArgument
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection, everything, select
-from ckptstore.operations.load import array_fetches, load_arrays, load_values
+from ckptstore.operations.load import Filling, fill, load_arrays, load_values
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.tensors import Array, allocate, check_fits, finish
 from ckptstore.state.tree import unflatten
@@ -60,7 +60,7 @@ def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, o
 
 
 def _fill(chunks: ChunkStore, entry: TensorEntry, target: Array, selection: Selection, path: str, budget: int) -> None:
-    chunks.fetch(array_fetches(entry, target, selection, chunks, path), budget=budget)
+    fill(chunks, [Filling(entry, target, selection, path)], budget=budget)
 
 
 def _check_out(path: str, entry: TensorEntry, shape: Index, out: object) -> None:

@@ -41,7 +41,7 @@ class KeepLast(Policy):
     count: int
 
     def __post_init__(self) -> None:
-        _require(self.count >= 0, f"KeepLast({self.count}): give 0 or more steps to keep")
+        _require(_is_count(self.count, 0), f"KeepLast({self.count!r}): give 0 or more steps to keep")
 
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         """The last ones."""
@@ -56,7 +56,7 @@ class KeepEvery(Policy):
     interval: int
 
     def __post_init__(self) -> None:
-        _require(self.interval > 0, f"KeepEvery({self.interval}): give an interval of at least 1")
+        _require(_is_count(self.interval, 1), f"KeepEvery({self.interval!r}): give an interval of at least 1")
 
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         """The divisible ones."""
@@ -72,7 +72,7 @@ class KeepBest(Policy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        _require(self.count >= 0, f"KeepBest({self.metric!r}, {self.count}): give 0 or more steps to keep")
+        _require(_is_count(self.count, 0), f"KeepBest({self.metric!r}, {self.count!r}): give 0 or more steps to keep")
         _require(self.mode in ("min", "max"), f"KeepBest mode {self.mode!r}: choose min or max")
 
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
@@ -86,6 +86,10 @@ class KeepBest(Policy):
         ]
         best = sorted(numbers, key=lambda rating: rating[:2])[: self.count]
         return {commit.id: f"one of the {self.count} best by {self.metric}" for _, _, commit in best}
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and value >= least
 
 
 def _require(holds: object, message: str) -> None:

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -17,7 +17,7 @@ from ckptstore.errors import CkptStoreError, CorruptData, ObjectNotFound
 from ckptstore.format import document, packs
 from ckptstore.format.codecs import codec_numbered
 from ckptstore.format.document import Document
-from ckptstore.format.manifest import Entry, chunk_digests
+from ckptstore.format.manifest import chunk_digests
 from ckptstore.format.packs import pack_key
 
 _WORKERS = 2
@@ -60,29 +60,32 @@ def verify(chunks: ChunkStore, advance: Advance = ignore) -> VerifyReport:
     commits = chunks.catalog.commits(deleted=True)
     live = [pack for pack in chunks.catalog.packs() if pack.state == "live"]
     found: list[Problem] = [Problem("catalog", detail) for detail in chunks.catalog.check()]
-    documents: dict[str, Document] = {}
+    wanted: set[bytes] = set()
     for commit in commits:
-        problems = list(_check_document(chunks, commit, documents))
+        problems = list(_check_document(chunks, commit, wanted))
         if problems and chunks.catalog.by_id(commit.id) is not None:
             found += problems
     with ThreadPoolExecutor(_WORKERS) as pool:
         for problems in pool.map(lambda pack: list(_check_pack(chunks, pack, advance)), live):
             found += problems
     found = _without_taken_packs(chunks, found)
-    found += _check_references(chunks, documents)
-    users = _users(commits, documents, chunks.digest.size)
-    blamed = tuple(
-        Problem(problem.object, problem.detail, problem.digest, users.get(problem.digest, problem.affected))
-        for problem in found
-    )
+    missing = wanted - chunks.catalog.locate(list(wanted)).keys()
+    users = _users(chunks, missing | {problem.digest for problem in found if problem.digest})
+    found += [
+        Problem("catalog", f"no live pack holds the chunk {digest.hex()}", digest) for digest in missing & users.keys()
+    ]
+    blamed = tuple(replace(problem, affected=users.get(problem.digest, problem.affected)) for problem in found)
     return VerifyReport(len(commits), len(live), sum(pack.size for pack in live), blamed)
 
 
-def _check_document(chunks: ChunkStore, commit: CommitRecord, documents: dict[str, Document]) -> Iterator[Problem]:
+def _check_document(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
+    """Adds the digests of the commit's chunks to `wanted`."""
     here = f"{commit.run}@{commit.step}"
+    kept = b""
     try:
         kept = chunks.catalog.manifest(commit.id)
-        documents[commit.id] = written = document.decode(kept, f"of {here} in the catalog")
+        written = document.decode(kept, f"of {here} in the catalog")
+        wanted |= _digests(written, chunks.digest.size)
         parent = written.parent if commit.parent is not None else None  # a purged parent is forgotten
         if _identity(commit) != _identity(msgspec.structs.replace(written, parent=parent)):
             yield Problem("catalog", f"the record of {here} contradicts its manifest", affected=(here,))
@@ -92,8 +95,8 @@ def _check_document(chunks: ChunkStore, commit: CommitRecord, documents: dict[st
         yield Problem("catalog", str(error), affected=(here,))
     try:
         stored = chunks.storage.get(commit.document)
-        documents.setdefault(commit.id, document.decode(stored, commit.document))
-        if commit.id in documents and document.decode(stored, commit.document) != documents[commit.id]:
+        wanted |= _digests(document.decode(stored, commit.document), chunks.digest.size)
+        if kept and stored != kept:
             yield Problem(commit.document, f"differs from the catalog's manifest of {here}", affected=(here,))
     except CkptStoreError as error:
         yield Problem(commit.document, str(error), affected=(here,))
@@ -141,29 +144,27 @@ def _without_taken_packs(chunks: ChunkStore, found: list[Problem]) -> list[Probl
     return [problem for problem in found if not problem.object.startswith("packs/") or problem.object in known]
 
 
-def _check_references(chunks: ChunkStore, documents: dict[str, Document]) -> Iterator[Problem]:
-    wanted = {name: _digests(found, chunks.digest.size) for name, found in documents.items()}
-    located = chunks.catalog.locate(list(set().union(*wanted.values())))
-    if all(digests <= located.keys() for digests in wanted.values()):
-        return
-    known = {commit.id for commit in chunks.catalog.commits(deleted=True)}
-    missing = {digest for name in wanted.keys() & known for digest in wanted[name] - located.keys()}
-    for digest in missing:
-        yield Problem("catalog", f"no live pack holds the chunk {digest.hex()}", digest)
-
-
-def _digests(document: Document, digest_size: int) -> set[bytes]:
-    entries = document.manifest.entries.values()
+def _digests(written: Document, digest_size: int) -> set[bytes]:
+    entries = written.manifest.entries.values()
     return {digest for entry in entries for digest in chunk_digests(entry, digest_size)}
 
 
-def _users(
-    commits: list[CommitRecord], documents: dict[str, Document], digest_size: int
-) -> dict[bytes, tuple[str, ...]]:
+def _users(chunks: ChunkStore, digests: set[bytes]) -> dict[bytes, tuple[str, ...]]:
+    """Which leaves of the commits that exist now need these chunks; manifests are read once more, one at a time."""
     users: dict[bytes, list[str]] = defaultdict(list)
-    for commit in commits:
-        entries: dict[str, Entry] = documents[commit.id].manifest.entries if commit.id in documents else {}
-        for path, entry in entries.items():
-            for digest in set(chunk_digests(entry, digest_size)):
+    for commit in chunks.catalog.commits(deleted=True) if digests else ():
+        try:
+            written = _any_document(chunks, commit)
+        except CkptStoreError:
+            continue  # reported already
+        for path, entry in written.manifest.entries.items():
+            for digest in digests.intersection(chunk_digests(entry, chunks.digest.size)):
                 users[digest].append(f"{commit.run}@{commit.step} {path}")
     return {digest: tuple(paths) for digest, paths in users.items()}
+
+
+def _any_document(chunks: ChunkStore, commit: CommitRecord) -> Document:
+    try:
+        return document.decode(chunks.catalog.manifest(commit.id), commit.document)
+    except CkptStoreError:
+        return document.decode(chunks.storage.get(commit.document), commit.document)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.manifest import Value
 
+_SPECIAL = re.compile(r"[*?\[]")
 _READS_LIKE_INT = re.compile(r"-?[0-9]+")
 _ESCAPED = re.compile(r"%([0-9A-F]{2})")
 _GLOB_TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
@@ -59,10 +61,23 @@ def matches(path: str, glob: str) -> bool:
     `*` and `?` stay within a segment, `**` crosses them, `[…]` and `[!…]` are sets of characters. What names a
     container, or is its path literally, selects everything beneath.
     """
-    return not glob or path == glob or path.startswith(f"{glob}/") or _pattern(glob).fullmatch(path) is not None
+    return selector([glob])(path)
 
 
-@lru_cache(256)
+def selector(globs: Iterable[str]) -> Callable[[str], bool]:
+    """Whether any of the globs selects a path, for asking about many paths."""
+    literal = set(globs)
+    patterns = [_pattern(glob) for glob in literal if _SPECIAL.search(glob)]
+
+    def selects(path: str) -> bool:
+        ends = (place for place, character in enumerate(path) if character == "/")
+        named = "" in literal or path in literal or any(path[:end] in literal for end in ends)
+        return named or any(pattern.fullmatch(path) for pattern in patterns)
+
+    return selects
+
+
+@lru_cache(4096)
 def _pattern(glob: str) -> re.Pattern[str]:
     body = glob.removesuffix("/**")
     return re.compile("".join(map(_token_pattern, _GLOB_TOKEN.findall(body))) + "(?:/.*)?", re.DOTALL)

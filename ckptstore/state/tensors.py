@@ -21,6 +21,7 @@ from ckptstore.state.dtypes import dtype_name, numpy_dtype, torch_dtype
 
 Array = Tensor | np.ndarray[Any, Any]
 
+_MOST_WORK = 1 << 20
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -147,11 +148,15 @@ def as_tracked(tensor: Tensor, *, parameter: bool, requires_grad: bool) -> Tenso
 
 
 def clone(array: Array) -> Array:
-    """Another array with the same bits and order in memory, which autograd does not track."""
+    """Another array with the same bits and `order` in memory, which autograd does not track."""
+    plain = _order(array) is None
     if not isinstance(array, Tensor):
-        return _void(array).copy(order="K").view(array.dtype)
+        return _void(array).copy(order="C" if plain else "K").view(array.dtype)
+    form = torch.contiguous_format if plain else torch.preserve_format
     dense = array.detach().resolve_conj().resolve_neg()
-    return dense.clone() if dense.is_complex() else _words(dense).clone().view(dense.dtype)
+    if dense.is_complex():
+        return dense.clone(memory_format=form)
+    return _words(dense).clone(memory_format=form).view(dense.dtype)
 
 
 def check_fits(path: str, entry: TensorEntry, target: object) -> str | None:
@@ -163,10 +168,36 @@ def check_fits(path: str, entry: TensorEntry, target: object) -> str | None:
         return f"{path}: {_form(entry)} in the commit, {_form(leaf)} in the target"
     if isinstance(target, np.ndarray) and not target.flags.writeable:
         return f"{path}: the target is read-only"
-    strides = target.stride() if isinstance(target, Tensor) else target.strides
-    if leaf.nbytes and any(stride == 0 and extent > 1 for stride, extent in zip(strides, leaf.shape, strict=True)):
+    if leaf.nbytes and _overlaps_itself(target):
         return f"{path}: elements of the target share memory, as in an expanded tensor"
     return None
+
+
+def same_place(array: Array) -> Hashable:
+    """Equal for two arrays that are one memory, whether or not autograd tracks them; lasts as long as the arrays."""
+    return identity(array.detach() if isinstance(array, Tensor) and array.nbytes else array)
+
+
+def share_memory(one: Array, other: Array) -> bool:
+    """Whether an element of one is part of an element of the other; false where only a device could tell."""
+    try:
+        return np.shares_memory(_as_numpy(one), _as_numpy(other), max_work=_MOST_WORK)  # type: ignore[arg-type] # the stubs know only -1 and 0
+    except np.exceptions.TooHardError:
+        return False
+
+
+def byte_range(array: Array) -> tuple[int, int]:
+    """The first byte of an array in memory, and one past its last."""
+    low, high = np.lib.array_utils.byte_bounds(_as_numpy(array))
+    return int(low), int(high)
+
+
+def is_backed(tensor: Tensor) -> bool:
+    """Whether the storage reaches as far as the tensor does; sharding frees storages that tensors still show."""
+    if not tensor.numel():
+        return True
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + last + 1) * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
 def pointer(array: Array) -> int:
@@ -182,6 +213,27 @@ def identity(array: Array) -> Hashable:
         return pointer(array), array.shape, array.strides, dtype_name(array.dtype)
     form = array.shape, array.stride(), array.dtype, array.device, array.is_conj(), array.is_neg()
     return pointer(array), form, array.requires_grad, type(array)
+
+
+def is_plain_memory(array: Array) -> bool:
+    """Whether numpy can look at where the elements lie."""
+    return bool(array.nbytes) and (not isinstance(array, Tensor) or (array.is_cpu and not _is_lazy(array)))
+
+
+def _as_numpy(array: Array) -> np.ndarray[Any, Any]:
+    return _words(array).numpy() if isinstance(array, Tensor) else array
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Sufficient, not necessary: strides that are not nested count as overlapping."""
+    strides, unit = (array.stride(), 1) if isinstance(array, Tensor) else (array.strides, array.itemsize)
+    dims = sorted((abs(stride), extent) for stride, extent in zip(strides, array.shape, strict=True) if extent > 1)
+    covered = unit
+    for stride, extent in dims:
+        if stride < covered:
+            return True
+        covered += (extent - 1) * stride
+    return False
 
 
 def _box(start: Index, stop: Index) -> Any:

@@ -14,8 +14,8 @@ from ckptstore.format.manifest import Container, Value
 from ckptstore.state import composites
 from ckptstore.state.containers import build_container, open_container
 from ckptstore.state.dtypes import dtype_name
-from ckptstore.state.paths import matches, segment
-from ckptstore.state.tensors import TensorLeaf, identity, pointer
+from ckptstore.state.paths import segment, selector
+from ckptstore.state.tensors import TensorLeaf, identity, is_backed, pointer
 from ckptstore.state.values import decode, encode, is_plain, type_name
 
 _MOST_NESTED = 128
@@ -88,12 +88,8 @@ def unflatten(
 
 def narrow(containers: Mapping[str, Container], globs: Iterable[str]) -> dict[str, Container]:
     """The containers without the empty ones that no glob selects."""
-    wanted = tuple(globs)
-    return {
-        path: container
-        for path, container in containers.items()
-        if container.keys or any(matches(path, glob) for glob in wanted)
-    }
+    selects = selector(globs)
+    return {path: container for path, container in containers.items() if container.keys or selects(path)}
 
 
 def is_stateful(value: object) -> bool:
@@ -174,6 +170,8 @@ class _Walk:
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         if composites.is_dense(tensor):
+            if not is_backed(tensor):
+                raise UnsupportedLeaf(path, "a tensor whose storage was freed", "bring its memory back first")
             self._array(tensor, path)
         else:
             self._children(composites.open_composite(tensor, path), path)

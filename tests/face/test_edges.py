@@ -1,0 +1,164 @@
+"""What a hostile review found: each was wrong once."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import ckptstore
+from ckptstore import BudgetTooSmall, InvalidArgument, StateMismatch, StepNotFound, UnsupportedLeaf
+
+
+def test_a_freed_storage_is_refused(store):
+    weight = torch.full((1000,), 3.0)
+    weight.untyped_storage().resize_(40)
+    with pytest.raises(UnsupportedLeaf, match=r"'w'.*storage was freed"):
+        store.commit({"w": weight}, step=0)
+    store.commit({"w": torch.zeros(1000)}, step=0)
+    with pytest.raises(UnsupportedLeaf, match="storage was freed"):
+        store.checkout(0, into={"w": weight})
+
+
+def test_a_record_names_that_very_commit(store):
+    old = store.commit({"w": 1}, step=20)
+    store.delete(20)
+    anew = store.commit({"w": 2}, step=20)
+    for use in (store.checkout, store.delete, store.manifest, lambda ref: store.tag("x", ref)):
+        with pytest.raises(StepNotFound, match="step 20"):
+            use(old)
+    assert store.checkout(anew) == {"w": 2}
+
+
+def test_nothing_is_written_when_the_budget_is_too_small(store):
+    store.commit({"a": torch.ones(3), "z": torch.zeros(100_000)}, step=0)
+    live = {"a": torch.full((3,), 5.0), "z": torch.ones(200_000)[::2]}
+    with pytest.raises(BudgetTooSmall):
+        store.checkout(0, into=live, memory_budget_bytes=1)
+    assert live["a"].eq(5).all()
+    assert live["z"].eq(1).all()
+
+
+def test_only_extra_states_are_extra_states(store):
+    class Named(torch.nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.register_buffer("my_extra_state", torch.zeros(size))
+
+    store.commit({"m": Named(3)}, step=0)
+    with pytest.raises(StateMismatch, match="my_extra_state"):
+        store.checkout(0, into={"m": Named(4)})
+
+
+def test_nan_in_metadata_is_no_damage(store):
+    store.commit({"w": 1}, step=0, metadata={"loss": math.nan})
+    assert store.verify().ok
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"chunk_bytes": 4e6}, {"chunk_bytes": "4M"}, {"catalog": "mysql://x"}, {"catalog": "sqlite+foo:///x"}],
+)
+def test_a_failed_open_founds_nothing(tmp_path, options):
+    with pytest.raises(InvalidArgument):
+        ckptstore.open(tmp_path / "store", **options)
+    assert not (tmp_path / "store" / "ckptstore.json").exists()
+
+
+ARRANGED = [
+    torch.arange(48.0).reshape(8, 6)[:, ::2].t(),
+    torch.randn(2, 8, 6, 4).to(memory_format=torch.channels_last)[:, ::2],
+    np.arange(48.0).reshape(8, 6).T[::2],
+    np.arange(48.0).reshape(8, 6)[::-1].T,
+    torch.randn(4, 6).t(),
+]
+
+
+@pytest.mark.parametrize("number", range(len(ARRANGED)))
+def test_both_ways_to_commit_store_the_same(store, number):
+    first = store.commit({"w": ARRANGED[number]}, step=0)
+    assert store.commit_async({"w": ARRANGED[number]}, step=0).result() == first
+
+
+@pytest.mark.parametrize("metadata", [{"seed": 2**64}, {"name": "\ud800"}, {"\ud800": 1}])
+def test_metadata_that_cannot_be_stored_is_refused_at_once(store, metadata):
+    with pytest.raises(InvalidArgument, match="metadata"):
+        store.commit_async({"w": 1}, step=0, metadata=metadata)
+    assert store.steps() == []
+
+
+@pytest.mark.parametrize("digits", ["9" * 20, "9" * 5000])
+def test_steps_beyond_all_numbers(store, digits):
+    store.commit({"w": 1}, step=0)
+    with pytest.raises(InvalidArgument, match=r"2\*\*63"):
+        store.find(digits)
+
+
+def test_gc_wants_a_policy(store):
+    store.commit({"w": 1}, step=0)
+    with pytest.raises(InvalidArgument, match="KeepLast"):
+        store.gc(3)
+    with pytest.raises(InvalidArgument, match="'3'"):
+        ckptstore.KeepLast("3")  # type: ignore[arg-type]
+
+
+def test_gc_counts_what_dead_writers_left(tmp_path):
+    script = """
+import os, sys, numpy, ckptstore.storage.local as local, ckptstore
+real = local.publish
+local.publish = lambda a, b: os._exit(9) if "manifests" in str(b) else real(a, b)
+ckptstore.open(sys.argv[1]).commit({"w": numpy.random.rand(100_000)}, step=1)
+"""
+    assert subprocess.run([sys.executable, "-c", script, tmp_path / "s"], check=False).returncode == 9
+    with ckptstore.open(tmp_path / "s") as store:
+        from ckptstore.testing.audit import expire_sessions
+
+        expire_sessions(tmp_path / "s")
+        report = store.gc(grace=0)
+        assert report.packs == 1
+        assert report.freed_bytes > 800_000
+
+
+def test_one_memory_cannot_take_two_contents(store):
+    model, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    before = other.weight.detach().clone()
+    store.commit({"model": model, "w": torch.nn.Parameter(torch.full((4, 4), 7.0))}, step=0)
+    with pytest.raises(StateMismatch, match="w: tied to model/weight"):
+        store.checkout(0, into={"model": other, "w": other.weight})
+    assert other.weight.equal(before)
+    store.commit({"model": model, "w": model.weight}, step=1)
+    store.checkout(1, into={"model": other, "w": other.weight})
+    assert other.weight.equal(model.weight)
+
+
+def test_overlapping_targets_are_refused(store):
+    buffer = torch.zeros(8)
+    store.commit({"a": torch.full((5,), 1.0), "b": torch.full((5,), 2.0)}, step=0)
+    with pytest.raises(StateMismatch, match="b: shares memory with a"):
+        store.checkout(0, into={"a": buffer[:5], "b": buffer[3:]})
+    square = torch.zeros(5, 5)
+    with pytest.raises(StateMismatch, match="shares memory"):
+        store.checkout(0, into={"a": square[0], "b": square[:, 0]})
+    assert not buffer.any()
+    assert not square.any()
+
+
+def test_targets_beside_each_other_in_one_buffer_are_fine(store):
+    buffer, array = torch.zeros(5, 2), np.zeros((2, 10))
+    store.commit({"a": torch.full((5,), 1.0), "b": torch.full((5,), 2.0)}, step=0)
+    store.checkout(0, into={"a": buffer[:, 0], "b": buffer[:, 1]})
+    assert buffer.tolist() == [[1, 2]] * 5
+    store.commit({"a": np.ones((2, 5)), "b": np.full((2, 5), 2.0)}, step=1)
+    store.checkout(1, into={"a": array[:, ::2], "b": array[:, 1::2]})
+    assert array.tolist() == [[1, 2] * 5] * 2
+
+
+def test_a_target_that_overlaps_itself_is_refused(store):
+    windows = torch.zeros(10).unfold(0, 3, 1)
+    store.commit({"a": torch.arange(24.0).reshape(8, 3)}, step=0)
+    with pytest.raises(StateMismatch, match="share memory"):
+        store.checkout(0, into={"a": windows})
+    with pytest.raises(InvalidArgument, match="share memory"):
+        store.read(0, "a", out=windows)
