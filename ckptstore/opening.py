@@ -8,9 +8,10 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import check_address, open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CatalogLocation, InvalidArgument, NotAStore, ObjectExists, ObjectNotFound
+from ckptstore.errors import CatalogError, CatalogLocation, InvalidArgument, NotAStore, ObjectExists, ObjectNotFound
 from ckptstore.format import version
 from ckptstore.format.digests import digest_named
 from ckptstore.format.version import StoreConfig
@@ -37,16 +38,35 @@ def open_parts(
     """The parts of the store at `url`, made if it is missing and `create` allows it; see `ckptstore.open`."""
     _check_settings(digest, chunk_bytes)
     storage = open_storage(url, storage_options=storage_options, create=create)
+    config = _read_config(storage)
+    if config is None and not create:
+        raise _no_store(storage)
     address = _catalog_url(storage, catalog)
     check_address(address)
-    config = _read_config(storage)
-    if config is None:
-        if not create:
-            raise _no_store(storage)
-        config = _found(storage, digest, chunk_bytes)
+    config = config or _found(storage, digest, chunk_bytes)
     version.check_features(config.requires_read, "read", storage.url)
     found = open_catalog(address, create=create, read_only=read_only)
+    _check_owner(storage, found, config, read_only=read_only)
     return ChunkStore(ReadOnly(storage) if read_only else storage, found, config)
+
+
+def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, read_only: bool) -> None:
+    """Raises CatalogError for the catalog of another store, and for a new one beside commits that it does not know."""
+    if catalog.owner() is None and not _has_commits(storage):
+        if read_only:
+            return
+        catalog.bind(config.id)
+    owner = catalog.owner()
+    if owner is None:
+        advice = "bring the catalog back from a copy"
+        raise CatalogError(f"the catalog {catalog.url} is empty, but {storage.url} holds commits: {advice}")
+    if owner != config.id:
+        advice = "give each store a catalog of its own"
+        raise CatalogError(f"the catalog {catalog.url} is of another store than {storage.url}: {advice}")
+
+
+def _has_commits(storage: Storage) -> bool:
+    return next(iter(storage.list("manifests/")), None) is not None
 
 
 def migrate_catalog(url: str | os.PathLike[str], *, catalog: str | None = None) -> tuple[str, str]:

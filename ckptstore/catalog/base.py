@@ -147,6 +147,14 @@ class Catalog(Protocol):
     def close(self) -> None:
         """Give back connections. The catalog opens them again when used."""
 
+    # whose it is
+
+    def owner(self) -> str | None:
+        """The id of the store that this is the catalog of; None before the first `bind`."""
+
+    def bind(self, store: str) -> None:
+        """Become the catalog of a store, unless it is one's already; whose it is then, `owner` says."""
+
     # reading
 
     def runs(self) -> list[RunRecord]:

@@ -34,6 +34,14 @@ class SqlCatalog:
     def close(self) -> None:
         self._database.close()
 
+    def owner(self) -> str | None:
+        with self._database.read() as db:
+            return names.owner(db)
+
+    def bind(self, store: str) -> None:
+        with self._database.write() as db:
+            names.bind(db, store)
+
     def runs(self) -> list[RunRecord]:
         with self._database.read() as db:
             return queries.all_runs(db)

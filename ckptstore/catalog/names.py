@@ -9,8 +9,20 @@ from sqlalchemy import Connection, delete, insert, select, update
 from ckptstore.catalog import queries
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.catalog.dialects import Clock
-from ckptstore.catalog.schema import commits, tags
+from ckptstore.catalog.schema import commits, stores, tags
 from ckptstore.errors import StepExists, StepNotFound, StepProtected, nearest
+
+
+def owner(db: Connection) -> str | None:
+    """Whose catalog it is."""
+    found: str | None = db.execute(select(stores.c.id)).scalar()
+    return found
+
+
+def bind(db: Connection, store: str) -> None:
+    """Make it the catalog of a store, if it is of none yet."""
+    if owner(db) is None:
+        db.execute(insert(stores).values(id=store))
 
 
 def tag(db: Connection, run: str, name: str, step: int | None) -> None:

@@ -41,6 +41,9 @@ def _reference(table: str, *, on_delete: str | None = None, primary: bool = Fals
     return Column(table.removesuffix("s"), _Key, target, primary_key=primary, nullable=False, index=index or None)
 
 
+# One row, once a store has taken the catalog: a catalog beside another storage would be believed and be wrong.
+stores = Table("stores", metadata, Column("id", _Name, primary_key=True))
+
 runs = Table(
     "runs",
     metadata,

@@ -77,6 +77,12 @@ class CatalogConformance(CatalogGcConformance):
         assert math.isnan(found["loss"])
         assert found["norm"] == math.inf
 
+    def test_it_belongs_to_the_store_that_bound_it_first(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
+        assert catalog.owner() is None
+        catalog.bind("a" * 32)
+        catalog.bind("b" * 32)
+        assert catalog.owner() == reopen().owner() == "a" * 32
+
     def test_order(self, catalog: Catalog) -> None:
         for run, step in (("b", 3), ("a", 20), ("b", 1), ("a", 3), ("B", 0)):
             make(catalog, new_commit(step, run=run))

@@ -15,6 +15,11 @@ KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 def upgrade() -> None:
     """Create the tables."""
     op.create_table(
+        "stores",
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_stores"),
+    )
+    op.create_table(
         "runs",
         sa.Column("key", KEY, nullable=False),
         sa.Column("name", sa.Text(), nullable=False),

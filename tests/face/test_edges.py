@@ -1,6 +1,7 @@
 """What a hostile review found: each was wrong once."""
 
 import math
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore import BudgetTooSmall, InvalidArgument, StateMismatch, StepNotFound, UnsupportedLeaf
+from ckptstore import BudgetTooSmall, CatalogError, InvalidArgument, StateMismatch, StepNotFound, UnsupportedLeaf
 
 
 def test_a_freed_storage_is_refused(store):
@@ -162,3 +163,33 @@ def test_a_target_that_overlaps_itself_is_refused(store):
         store.checkout(0, into={"a": windows})
     with pytest.raises(InvalidArgument, match="share memory"):
         store.read(0, "a", out=windows)
+
+
+def test_a_catalog_is_of_one_store(tmp_path):
+    catalog = f"sqlite:///{tmp_path}/catalog.sqlite"
+    weights = {"w": torch.randn(1000)}
+    with ckptstore.open(tmp_path / "a", catalog=catalog) as store:
+        store.commit(weights, step=1)
+    with pytest.raises(CatalogError, match="is of another store"):
+        ckptstore.open(tmp_path / "b", catalog=catalog)
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(CatalogError, match="is of another store"):
+        ckptstore.open(tmp_path / "a", catalog=catalog)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_lost_catalog_is_not_an_empty_store(tmp_path, read_only):
+    with ckptstore.open(tmp_path / "a") as store:
+        store.commit({"w": 1}, step=1)
+    (tmp_path / "a" / "catalog.sqlite").unlink()
+    for _ in range(2):
+        with pytest.raises(CatalogError, match=r"holds commits|no catalog|can not be read|unable to open"):
+            ckptstore.open(tmp_path / "a", read_only=read_only)
+
+
+def test_a_copied_store_is_a_store(tmp_path):
+    with ckptstore.open(tmp_path / "a") as store:
+        store.commit({"w": 1}, step=1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with ckptstore.open(tmp_path / "b") as copy:
+        assert copy.checkout(1) == {"w": 1}
