@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
 from ckptstore.format import document
+from ckptstore.format.manifest import check_consistent
 from ckptstore.format.version import MIB
 from ckptstore.opening import open_parts
 from ckptstore.operations import address, gc, history, verify
@@ -288,8 +289,9 @@ class Store:
     def manifest(self, step: Ref = LATEST) -> ManifestView:
         """Logical path → entry of every leaf of a commit; also knows its containers and ties. Reads no data."""
         commit = self._find(step)
-        data = self._parts.catalog.manifest(commit.id)
-        return ManifestView(commit, document.decode(data, commit.document).manifest)
+        manifest = document.decode(self._parts.catalog.manifest(commit.id), commit.document).manifest
+        check_consistent(manifest, self._parts.digest.size, f"the manifest of {commit.run}@{commit.step}")
+        return ManifestView(commit, manifest)
 
     def steps(self) -> list[int]:
         """Steps of the run, ascending."""

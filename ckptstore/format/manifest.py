@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from ckptstore.errors import CorruptData
+
 Value = Any
 """An encoded plain value: None, bool, int (64 bit), float, str, bytes, a list of values, or a map of one entry
 `{kind: value}` for every other type, as in `{"tuple": [0.9, 0.999]}` or `{"complex": [1.0, -2.0]}`."""
@@ -88,3 +90,25 @@ def logical_bytes(manifest: Manifest) -> int:
     """The bytes of a state; what is tied counts once."""
     repeated = {path for group in manifest.aliases for path in group[1:]}
     return sum(entry_bytes(entry) for path, entry in manifest.entries.items() if path not in repeated)
+
+
+def check_consistent(manifest: Manifest, digest_size: int, name: str) -> None:
+    """Raises CorruptData for an entry that contradicts itself, which checksums cannot know."""
+    for path, entry in manifest.entries.items():
+        if not _is_consistent(entry, digest_size):
+            raise CorruptData(f"{name}: the entry of {path!r} contradicts itself; run verify")
+
+
+def _is_consistent(entry: Entry, digest_size: int) -> bool:
+    if isinstance(entry, ValueEntry):
+        count = -(-entry.size // entry.chunk_size) if entry.chunk_size > 0 else 0
+        return entry.size >= 0 and len(entry.chunks) == count * digest_size
+    shape, chunk_shape = entry.shape, entry.chunk_shape
+    if len(chunk_shape) != len(shape) or min(shape, default=0) < 0 or min(chunk_shape, default=1) < 1:
+        return False
+    if entry.order is not None and sorted(entry.order) != list(range(len(shape))):
+        return False
+    if not entry.chunks:
+        return len(entry.inline) == prod(shape) * entry.itemsize
+    counts = (-(-extent // chunk) for extent, chunk in zip(shape, chunk_shape, strict=True))
+    return len(entry.chunks) == prod(counts) * digest_size

@@ -17,7 +17,7 @@ from ckptstore.errors import CkptStoreError, CorruptData, ObjectNotFound
 from ckptstore.format import document, packs
 from ckptstore.format.codecs import codec_numbered
 from ckptstore.format.document import Document
-from ckptstore.format.manifest import chunk_digests
+from ckptstore.format.manifest import check_consistent, chunk_digests
 from ckptstore.format.packs import pack_key
 
 _WORKERS = 2
@@ -85,6 +85,7 @@ def _check_document(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]
     try:
         kept = chunks.catalog.manifest(commit.id)
         written = document.decode(kept, f"of {here} in the catalog")
+        check_consistent(written.manifest, chunks.digest.size, f"the manifest of {here}")
         wanted |= _digests(written, chunks.digest.size)
         parent = written.parent if commit.parent is not None else None  # a purged parent is forgotten
         if _identity(commit) != _identity(msgspec.structs.replace(written, parent=parent)):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ckptstore.errors import CorruptData, StateError
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.state.dtypes import dtype_name, numpy_dtype, torch_dtype
@@ -128,9 +129,16 @@ def allocate(entry: TensorEntry) -> Array:
     order = entry.order or tuple(range(len(entry.shape)))
     extents = [entry.shape[dim] for dim in order]
     places = sorted(range(len(order)), key=order.__getitem__)
-    if entry.library == "torch":
-        return torch.empty(extents, dtype=torch_dtype(entry.dtype)).permute(places)
-    return np.empty(extents, numpy_dtype(entry.dtype)).transpose(places)
+    try:
+        if entry.library == "torch":
+            made: Array = torch.empty(extents, dtype=torch_dtype(entry.dtype)).permute(places)
+        else:
+            made = np.empty(extents, numpy_dtype(entry.dtype)).transpose(places)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        raise StateError(f"no memory for {_form(entry)}: {error}") from error
+    if made.itemsize != entry.itemsize:
+        raise CorruptData(f"an entry says that a {entry.dtype} has {entry.itemsize} bytes: run verify")
+    return made
 
 
 def finish(array: Array, entry: TensorEntry) -> Array:

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckptstore.errors import InvalidArgument, PathNotFound, StateError, UnsupportedLeaf, nearest
+from ckptstore.errors import (
+    CkptStoreError,
+    CorruptData,
+    InvalidArgument,
+    PathNotFound,
+    StateError,
+    UnsupportedLeaf,
+    nearest,
+)
 from ckptstore.format.manifest import Container, Value
 from ckptstore.state import composites
 from ckptstore.state.containers import build_container, open_container
@@ -203,6 +211,8 @@ class _Build:
     containers: Mapping[str, Container]
     leaves: Mapping[str, object]
     allow_pickle: bool
+    composites: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+    """By the ids of their parts: what shares all of them was tied."""
 
     def at(self, path: str) -> Any:
         if path in self.leaves:
@@ -213,10 +223,22 @@ class _Build:
         children = dict(self._children(container, path))
         if container.keys and not children:
             return _ABSENT
+        try:
+            return self._built(container, children, path)
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, CkptStoreError):
+                raise
+            raise CorruptData(f"{path!r}: its {container.kind} is damaged: {error}") from error
+
+    def _built(self, container: Container, children: dict[Any, Any], path: str) -> Any:
         if container.kind not in composites.KINDS:
             return build_container(container, children, path, allow_pickle=self.allow_pickle)
-        complete = len(children) == len(container.keys)
-        return composites.build_composite(container, children) if complete else children
+        if len(children) < len(container.keys):
+            return children
+        parts = tuple(map(id, children.values()))
+        if parts not in self.composites:
+            self.composites[parts] = composites.build_composite(container, children)
+        return self.composites[parts]
 
     def _children(self, container: Container, path: str) -> Iterator[tuple[Any, Any]]:
         prefix = f"{path}/" if path else ""

@@ -2,15 +2,18 @@
 
 import math
 import shutil
+import sqlite3
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 import ckptstore
 from ckptstore import BudgetTooSmall, CatalogError, InvalidArgument, StateMismatch, StepNotFound, UnsupportedLeaf
+from ckptstore.format import document
 
 
 def test_a_freed_storage_is_refused(store):
@@ -193,3 +196,39 @@ def test_a_copied_store_is_a_store(tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     with ckptstore.open(tmp_path / "b") as copy:
         assert copy.checkout(1) == {"w": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chunks": b""},
+        {"dtype": "float64"},
+        {"itemsize": 1, "shape": (400,), "chunk_shape": (400,)},
+        {"chunk_shape": (0,)},
+        {"order": (3,)},
+        {"shape": (2**50,), "chunk_shape": (2**50,)},
+        {"shape": (-1,)},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_contradicts_itself_is_damage(store, changes):
+    commit = store.commit({"w": torch.arange(100.0)}, step=0)
+    written = document.decode(store._parts.catalog.manifest(commit.id), "x")
+    entry = replace(written.manifest.entries["w"], **changes)
+    hostile = replace(written, manifest=replace(written.manifest, entries={"w": entry}))
+    with sqlite3.connect(f"{store.url}/catalog.sqlite") as database:
+        database.execute("UPDATE manifests SET data = ?", (document.encode(hostile),))
+    database.close()
+    with pytest.raises(ckptstore.CkptStoreError):
+        store.checkout(0)
+    with pytest.raises(ckptstore.CkptStoreError):
+        store.checkout(0, into={"w": torch.arange(100.0)})
+    assert not store.verify().ok
+
+
+def test_tied_sparse_tensors_are_tied_again(store):
+    sparse = torch.eye(4).to_sparse()
+    store.commit({"a": sparse, "b": sparse, "c": torch.eye(4).to_sparse()}, step=0)
+    state = store.checkout(0)
+    assert state["a"] is state["b"]
+    assert state["a"] is not state["c"]

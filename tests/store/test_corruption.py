@@ -280,6 +280,12 @@ def test_a_catalog_of_another_store(place, tmp_path):
     with ckptstore.open(tmp_path / "other", chunk_bytes=4096) as other:
         other.commit({"raw": STATE["raw"] * 2}, step=STEP)
     shutil.copy(tmp_path / "other" / "catalog.sqlite", place / "catalog.sqlite")
+    with pytest.raises(ckptstore.CatalogError, match="is of another store"):
+        ckptstore.open(place)
+
+
+def test_packs_of_another_time(place):
+    shutil.rmtree(place / "packs")
     with ckptstore.open(place) as store:
         assert not store.verify().ok
         with pytest.raises(MissingData):
