@@ -66,7 +66,9 @@ def decode(data: bytes, name: str) -> Document:
             raise CorruptData(f"manifest document {name}: its head is damaged or it was cut short")
         if data[: _HEAD.size] != _head(body, decoded_length):
             raise CorruptData(f"manifest document {name}: its checksum does not fit")
-        decoded = zstandard.ZstdDecompressor().decompress(body, max_output_size=decoded_length)
+        if zstandard.frame_content_size(body) != decoded_length:
+            raise CorruptData(f"manifest document {name}: its body is not of the size that its head says")
+        decoded = zstandard.ZstdDecompressor().decompress(body)
         return _DECODER.decode(decoded)
     except (struct.error, zstandard.ZstdError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData(f"manifest document {name}: {error}") from error

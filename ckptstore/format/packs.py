@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 
@@ -37,16 +38,21 @@ _TAIL = struct.Struct("<QQQQ8s")
 TAIL_BYTES = _TAIL.size
 
 
+_Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Digest = Annotated[bytes, msgspec.Meta(max_length=255)]
+
+
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One encoded chunk: where its payload lies in the pack and how to decode it."""
 
-    digest: bytes
-    codec: int
-    offset: int
-    length: int
-    raw_length: int
-    checksum: int
-    base: bytes = b""
+    digest: _Digest
+    codec: _Byte
+    offset: _Count
+    length: _Count
+    raw_length: _Count
+    checksum: _Count
+    base: _Digest = b""
 
 
 _FOOTER = msgspec.msgpack.Decoder(list[Frame])

@@ -118,9 +118,20 @@ def _sliced(item: slice, extent: int) -> range:
 
 
 def _picked(item: object, extent: int, dim: int) -> range:
-    if isinstance(item, bool) or not isinstance(item, SupportsIndex) or getattr(item, "shape", ()) != ():
+    number = _number(item)
+    if number is None:
         raise InvalidArgument(f"index {item!r} is a {type(item).__name__}: use ints, slices and `...`")
-    number = operator.index(item)
     if not -extent <= number < extent:
         raise InvalidArgument(f"index {number} is out of range for dim {dim} of extent {extent}")
     return range(number % extent, number % extent + 1)
+
+
+def _number(item: object) -> int | None:
+    """The int that `item` is; None for anything else, also for the bools and 0-d arrays that only look like one."""
+    a_bool = isinstance(item, bool) or str(getattr(item, "dtype", "")).endswith("bool")
+    if a_bool or not isinstance(item, SupportsIndex) or getattr(item, "shape", ()) != ():
+        return None
+    try:
+        return operator.index(item)
+    except TypeError:
+        return None

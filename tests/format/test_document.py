@@ -1,12 +1,15 @@
 import re
+import struct
 
+import msgspec
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptstore.errors import CorruptData, NotAStore, StoreTooNew
 from ckptstore.format import document, version
-from ckptstore.format.digests import digest_named
+from ckptstore.format.digests import checksum, digest_named
 from ckptstore.format.manifest import (
     Container,
     Manifest,
@@ -44,24 +47,24 @@ ENTRIES_BY_PATH = st.dictionaries(NAMES, ENTRIES, max_size=3)
 MANIFESTS = st.builds(Manifest, ENTRIES_BY_PATH, st.dictionaries(NAMES, CONTAINERS, max_size=3))
 
 
-def a_document(manifest=None, run="main", step=7):
+def a_document(manifest=None, run="main", step=7, parent=None, metadata=None):
     return document.Document(
         store="s" * 32,
         id="c" * 32,
         run=run,
         step=step,
-        parent=None,
+        parent=parent,
         created=1.5,
-        metadata={"loss": 0.5},
+        metadata=metadata or {"loss": 0.5},
         content=b"digest",
         packs=("p" * 32,),
         manifest=manifest or Manifest({"a": ValueEntry(3)}, {"": Container("dict", ("a",))}),
     )
 
 
-@given(MANIFESTS)
-def test_round_trip(manifest):
-    written = a_document(manifest)
+@given(MANIFESTS, NAMES, st.integers(0, 2**63 - 1), st.none() | NAMES, st.dictionaries(NAMES, VALUES, max_size=2))
+def test_round_trip(manifest, run, step, parent, metadata):
+    written = a_document(manifest, run, step, parent, metadata)
     assert document.decode(document.encode(written), "x") == written
 
 
@@ -81,6 +84,52 @@ def test_every_flipped_bit_and_every_cut_is_found():
     for length in range(len(data)):
         with pytest.raises(CorruptData):
             document.decode(data[:length], "the/key")
+
+
+def sealed(decoded, *, frame=None):
+    """A document whose checksum fits, whatever is in it."""
+    head = struct.Struct("<8sQQQ")
+    body = frame or zstandard.compress(decoded)
+    bare = head.pack(b"ckptmanf", len(body), len(decoded), 0)
+    return head.pack(b"ckptmanf", len(body), len(decoded), checksum(bare + body)) + body
+
+
+FIELDS = msgspec.msgpack.decode(msgspec.msgpack.encode(a_document()))
+
+
+def test_the_schema_is_checked():
+    assert document.decode(sealed(msgspec.msgpack.encode(FIELDS)), "x") == a_document()
+    entry = {"library": "jax", "dtype": "f", "itemsize": 4, "shape": [], "chunk_shape": []}
+    bad = [
+        {"step": "7"},
+        {"packs": [1]},
+        {"metadata": None},
+        {"manifest": [{}]},
+        {"manifest": [{"a": ["thing", 3]}, {}]},
+        {"manifest": [{"a": ["tensor", "torch"]}, {}]},
+        {"manifest": [{"a": ["tensor", *entry.values()]}, {}]},
+    ]
+    for change in bad:
+        with pytest.raises(CorruptData, match="the/key"):
+            document.decode(sealed(msgspec.msgpack.encode(FIELDS | change)), "the/key")
+    for field in FIELDS:
+        with pytest.raises(CorruptData, match=field):
+            document.decode(sealed(msgspec.msgpack.encode({k: v for k, v in FIELDS.items() if k != field})), "x")
+
+
+@pytest.mark.parametrize("claim", [0, 1 << 20, 1 << 33, 1 << 50, (1 << 64) - 3])
+def test_a_frame_that_claims_another_size_is_refused_before_memory_is_taken(claim):
+    frame = b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", claim) + b"\x01\x00\x00"
+    with pytest.raises(CorruptData, match="the/key"):
+        document.decode(sealed(b"four", frame=frame), "the/key")
+
+
+def test_deep_nesting_is_refused():
+    deep = msgspec.msgpack.encode(FIELDS | {"metadata": {}}).replace(
+        b"metadata\x80", b"metadata\x81\xa1a" + b"\x91" * 10**5
+    )
+    with pytest.raises(CorruptData, match="the/key"):
+        document.decode(sealed(deep), "the/key")
 
 
 @given(st.binary(max_size=200))
@@ -129,6 +178,28 @@ def test_every_flipped_bit_of_the_settings_is_found():
             assert "/place" in str(error)
         else:  # white space may be another, and nothing else
             assert found == version.decode(data, "/place")
+
+
+def test_every_cut_of_the_settings_is_found():
+    data = version.encode(config())
+    for length in range(len(data.rstrip())):
+        with pytest.raises(NotAStore):
+            version.decode(data[:length], "/place")
+
+
+@pytest.mark.parametrize(
+    "change", [{"chunk_bytes": 8192}, {"digest": "sha256"}, {"requires_read": []}, {"checksum": ""}]
+)
+def test_altered_settings_are_refused(change):
+    written = msgspec.json.decode(version.encode(config(requires_read=("planes",))))
+    with pytest.raises(NotAStore, match=r"/place/ckptstore\.json was altered"):
+        version.decode(msgspec.json.encode(written | change), "/place")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"null", b'{"format": true}', b'{"format": 1}', b"[" * 10**5])
+def test_what_no_settings_are(data):
+    with pytest.raises(NotAStore, match=r"/place/ckptstore\.json"):
+        version.decode(data, "/place")
 
 
 @given(st.binary(max_size=100))

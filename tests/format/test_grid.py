@@ -2,6 +2,7 @@ from math import prod
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,6 +143,11 @@ def test_contiguous_span(data):
         ([0, 1], "list"),
         (None, "NoneType"),
         (np.array([0, 1]), "ndarray"),
+        (np.array(1.5), "ndarray"),
+        (np.array(True), "ndarray"),
+        (np.True_, "bool"),
+        (torch.tensor(1.5), "Tensor"),
+        (torch.tensor(True), "Tensor"),
         (1.5, "float"),
     ],
 )
@@ -150,5 +156,6 @@ def test_what_no_index_is(index, told):
         select((3, 4), index)
 
 
-def test_numbers_of_numpy_are_ints():
-    assert select((3,), np.int64(-1)) == select((3,), 2)
+@pytest.mark.parametrize("number", [np.int64(-1), np.array(-1), torch.tensor(-1)])
+def test_numbers_of_numpy_and_torch_are_ints(number):
+    assert select((3,), number) == select((3,), 2)

@@ -1,5 +1,7 @@
 import random
+import struct
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from ckptstore.errors import CkptStoreError, CorruptData
 from ckptstore.format import packs
 from ckptstore.format.codecs import RAW, ZSTD, codec_numbered, encode
-from ckptstore.format.digests import digest_named
+from ckptstore.format.digests import checksum, digest_named
 
 NAME = "ab" * 16
 DIGEST = digest_named("xxh3_128")
@@ -68,6 +70,40 @@ def test_hostile_bytes_are_no_pack(data):
         packs.footer_range(tail, len(data), NAME)
     with pytest.raises(CorruptData):
         packs.read_footer(data, tail, NAME)
+
+
+def test_a_pack_with_any_flipped_bit_gives_its_frames_or_an_error():
+    chunks = [b"one chunk", bytes(600)]
+    data, builder = build(chunks)
+    start = builder.frames[0].offset
+    for bit in range(8 * start, 8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            read = [decoded(damaged, frame) for frame in footer(damaged)]
+        except CorruptData:
+            continue
+        kept = [DIGEST.compute(raw) == frame.digest for raw, frame in zip(read, builder.frames, strict=True)]
+        assert [raw == chunk for raw, chunk in zip(read, chunks, strict=True)] == kept
+
+
+SOUND = {"digest": b"d" * 16, "codec": 0, "offset": 128, "length": 0, "raw_length": 0, "checksum": 0, "base": b""}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"codec": 256}, {"codec": -1}, {"digest": b"d" * 256}, {"base": b"b" * 256}]
+    + [{field: -1} for field in ("offset", "length", "raw_length", "checksum")]
+    + [{"offset": 2**63, "length": 2**63}, {"raw_length": 2**64 - 1}, {"offset": "1"}],
+)
+def test_a_footer_of_impossible_frames_is_told(change):
+    encoded = msgspec.msgpack.encode([list((SOUND | change).values())])
+    where = struct.pack("<QQQ", 128, len(encoded), checksum(encoded))
+    tail = where + struct.pack("<Q8s", checksum(where), b"ckptpend")
+    data = b"ckptpack".ljust(128, b"\0") + encoded + tail
+    told = [message for _, message in packs.problems(memoryview(data), NAME)]
+    assert told
+    assert all(NAME in message for message in told)
 
 
 def test_a_damaged_frame_is_named():
