@@ -64,9 +64,17 @@ class Fitting:
             leaf = self._flat.leaves.get(path)
             if not isinstance(leaf, TensorLeaf) or not isinstance(entry, TensorEntry):
                 continue
-            if path not in self._torn and check_fits(path, entry, leaf.tensor) is None:
+            is_part = path.rpartition("/")[0] in self.rebuilt
+            if not is_part and path not in self._torn and check_fits(path, entry, leaf.tensor) is None:
                 fitting[path] = leaf.tensor
         return fitting
+
+    @cached_property
+    def rebuilt(self) -> frozenset[str]:
+        """Sparse and quantised tensors of the commit's form whose parts are of another size: these are made anew."""
+        kinds = {path: own for path, own in self._flat.containers.items() if own.kind in composites.KINDS}
+        same = {path for path, own in kinds.items() if self._has_same_form(path, own)}
+        return frozenset(path for path in same if not self._fits_in_place(path, kinds[path]))
 
     def ties(self) -> Iterator[list[str]]:
         """Groups of targets that are one and the same memory."""
@@ -119,7 +127,7 @@ class Fitting:
     def _other_forms(self) -> Iterator[str]:
         for path, wanted in self.wanted.items():
             leaf = self._flat.leaves.get(path)
-            if leaf is None or not self._must_fit(path):
+            if leaf is None or not self._must_fit(path) or path.rpartition("/")[0] in self.rebuilt:
                 continue
             if isinstance(leaf, TensorLeaf) and isinstance(wanted, TensorEntry):
                 misfit = check_fits(path, wanted, leaf.tensor)
@@ -137,8 +145,34 @@ class Fitting:
         for path, container in self._flat.containers.items():
             other = self._manifest.containers.get(path)
             involved = container.kind in composites.KINDS and self._must_fit(path) and self.touches(path)
-            if involved and other is not None and other != container:
+            if involved and path not in self.rebuilt and other is not None and other != container:
                 yield f"{path}: {_form(other)} in the commit, {_form(container)} in the target"
+
+    def _has_same_form(self, path: str, own: Container) -> bool:
+        """Whether the commit has a whole tensor of the same layout, size and dtype there."""
+        other = self._manifest.containers.get(path)
+        if other is None or other.kind != own.kind:
+            return False
+        parts = [f"{path}/{key}" for key in own.keys]
+        values = f"{path}/{'int_repr' if 'dtype' in own.attributes else 'values'}"
+        mine, theirs = self._flat.leaves[values], self.wanted.get(values)
+        if not isinstance(mine, TensorLeaf) or not isinstance(theirs, TensorEntry):
+            return False
+        forms = [(found.attributes.get("size"), found.attributes.get("dtype")) for found in (own, other)]
+        sized = "size" in own.attributes or mine.shape == theirs.shape
+        return forms[0] == forms[1] and sized and mine.dtype == theirs.dtype and self.wanted.keys() >= set(parts)
+
+    def _fits_in_place(self, path: str, own: Container) -> bool:
+        if own != self._manifest.containers[path]:
+            return False
+        parts = ((f"{path}/{key}", self._flat.leaves[f"{path}/{key}"]) for key in own.keys)
+        entries = ((part, leaf, self.wanted[part]) for part, leaf in parts)
+        return all(
+            isinstance(leaf, TensorLeaf)
+            and isinstance(entry, TensorEntry)
+            and check_fits(part, entry, leaf.tensor) is None
+            for part, leaf, entry in entries
+        )
 
     def _other_ties(self) -> Iterator[str]:
         for path, first in self._torn.items():

@@ -96,6 +96,8 @@ class _Telling:
             return self._built(path)
         if path in self.loaded:
             return _renewed(live, self.loaded[path])
+        if path in self.fitting.rebuilt:
+            return _replaced(live, self._built(path))
         opened = None if isinstance(live, torch.Tensor) else open_container(live, path)
         if opened is None:
             return live
@@ -120,6 +122,15 @@ class _Telling:
 
     def _built(self, path: str) -> Any:
         return unflatten(self.manifest.containers, self.loaded, root=path, allow_pickle=self.allow_pickle)
+
+
+def _replaced(live: torch.Tensor, built: torch.Tensor) -> torch.Tensor:
+    """The live tensor with the other's content where torch can do that, the other one where it cannot."""
+    try:
+        with torch.no_grad():
+            return live.copy_(built)
+    except RuntimeError:
+        return built
 
 
 def _renewed(live: Any, loaded: Any) -> Any:

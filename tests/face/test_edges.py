@@ -15,6 +15,8 @@ import ckptstore
 from ckptstore import BudgetTooSmall, CatalogError, InvalidArgument, StateMismatch, StepNotFound, UnsupportedLeaf
 from ckptstore.format import document
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about sparse and quantised tensors
+
 
 def test_a_freed_storage_is_refused(store):
     weight = torch.full((1000,), 3.0)
@@ -232,3 +234,46 @@ def test_tied_sparse_tensors_are_tied_again(store):
     state = store.checkout(0)
     assert state["a"] is state["b"]
     assert state["a"] is not state["c"]
+
+
+class Masked(torch.nn.Module):
+    mask: torch.Tensor
+
+    def __init__(self, kept, layout=torch.sparse_coo):
+        super().__init__()
+        self.register_buffer("mask", (torch.arange(9.0) < kept).float().reshape(3, 3).to_sparse(layout=layout))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_sparse_tensors_of_another_number_of_elements_are_made_anew(store, layout):
+    store.commit({"m": Masked(5, layout).mask, "n": {"mask": Masked(7, layout).mask}}, step=0)
+    live: dict = {"m": Masked(2, layout).mask, "n": {"mask": Masked(3, layout).mask}}
+    store.checkout(0, into=live)
+    assert live["m"].to_dense().equal(Masked(5, layout).mask.to_dense())
+    assert live["n"]["mask"].to_dense().equal(Masked(7, layout).mask.to_dense())
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_module_with_sparse_buffers_is_filled(store, strict):
+    store.commit({"m": Masked(5)}, step=0)
+    model = Masked(2)
+    store.checkout(0, into={"m": model}, strict=strict)
+    assert model.mask.to_dense().equal(Masked(5).mask.to_dense())
+
+
+def test_quantised_tensors_take_the_scale_of_the_commit(store):
+    def quantised(scale, value=1.0):
+        return torch.quantize_per_tensor(torch.full((80,), value), scale, 3, torch.qint8)
+
+    store.commit({"q": quantised(0.1)}, step=0)
+    live = {"q": quantised(0.2, 5.0)}
+    store.checkout(0, into=live)
+    assert live["q"].q_scale() == pytest.approx(0.1)
+    assert live["q"].int_repr().equal(quantised(0.1).int_repr())
+
+
+def test_a_sparse_target_of_another_size_or_dtype_is_refused(store):
+    store.commit({"s": torch.eye(4).to_sparse()}, step=0)
+    for other in (torch.eye(5).to_sparse(), torch.eye(4, dtype=torch.float64).to_sparse()):
+        with pytest.raises(StateMismatch, match="s"):
+            store.checkout(0, into={"s": other})
