@@ -1,6 +1,9 @@
 import os
 import re
 import threading
+import time
+import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,13 +11,13 @@ from hypothesis import strategies as st
 
 from ckptstore.catalog.base import NewCommit
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
-from ckptstore.chunkstore import ChunkStore, Fetch, Piece, writer
+from ckptstore.chunkstore import ChunkStore, Fetch, Piece, reader, writer
 from ckptstore.chunkstore.grouping import groups
-from ckptstore.errors import BudgetTooSmall, CorruptData, MissingData, StepExists, StorageError
+from ckptstore.errors import BudgetTooSmall, CkptStoreError, CorruptData, MissingData, StepExists, StorageError
 from ckptstore.format import packs
 from ckptstore.format.version import StoreConfig
 from ckptstore.storage.local import LocalStorage
-from ckptstore.testing.faults import FailNth, Recording
+from ckptstore.testing.faults import FailNth, Latency, Recording
 
 CONFIG = StoreConfig(format=1, id="s" * 32, digest="xxh3_128", chunk_bytes=4096, created=1.0)
 
@@ -48,6 +51,16 @@ def get(chunks, digests, sizes, **options):
     wishes = [Fetch(digest, len(to), "a leaf", out=memoryview(to)) for digest, to in zip(digests, out, strict=True)]
     chunks.fetch(wishes, **options)
     return [bytes(to) for to in out]
+
+
+class Lying:
+    """A catalog that says of every chunk that it lies at one place."""
+
+    def __init__(self, location):
+        self.location = location
+
+    def locate(self, digests):
+        return dict.fromkeys(digests, self.location)
 
 
 DATA = st.lists(st.binary(max_size=400) | st.integers(0, 5000).map(bytes), max_size=12)
@@ -86,6 +99,31 @@ def test_a_content_is_stored_once(chunks):
     assert digests[0] == digests[2]
 
 
+def test_one_session_stores_a_content_once_however_often_it_writes(chunks, monkeypatch):
+    monkeypatch.setattr(packs, "TARGET_BYTES", 3000)
+    data = [os.urandom(1000) for _ in range(6)]
+    session = chunks.catalog.open_session(60)
+    with chunks.writer(session) as sink:
+        first = sink.write(Piece(memoryview(chunk), copied=False) for chunk in data)
+        again = sink.write(Piece(memoryview(chunk), copied=True) for chunk in reversed(data))
+        own, used = sink.finish()
+    assert again == first[::-1]
+    assert sorted(location.digest for pack in own for location in pack.chunks) == sorted(first)
+    assert used == []
+
+
+def test_what_is_not_committed_is_not_relied_on(chunks):
+    content = os.urandom(1000)
+    with chunks.writer(chunks.catalog.open_session(60)) as sink:
+        sink.write([Piece(memoryview(content), copied=False)])
+        (pending,), _ = sink.finish()
+    digests, (own,), used = put(chunks, [content])
+    assert used == []
+    assert own.name != pending.name
+    chunks.storage.delete(packs.pack_key(pending.name))
+    assert get(chunks, digests, [1000]) == [content]
+
+
 def test_nothing_new_is_no_pack(chunks):
     put(chunks, [b"a" * 1000])
     before = list(chunks.storage.list(""))
@@ -100,6 +138,27 @@ def test_packs_close_at_their_size(chunks, monkeypatch):
     assert len(own) == 7
     assert {chunks.storage.head(packs.pack_key(pack.name)).size for pack in own} == {pack.size for pack in own}
     assert get(chunks, digests, [3000] * 20) == data
+
+
+def test_a_chunk_beyond_the_target_has_a_pack_to_itself(chunks, monkeypatch):
+    monkeypatch.setattr(packs, "TARGET_BYTES", 1000)
+    data = [os.urandom(size) for size in (100, 5000, 100)]
+    digests, own, _ = put(chunks, data)
+    assert [[location.raw_length for location in pack.chunks] for pack in own] == [[100], [5000], [100]]
+    assert get(chunks, digests, [100, 5000, 100]) == data
+
+
+def test_progress_adds_up(chunks):
+    data = [os.urandom(100), bytes(5000), b"", os.urandom(100)]
+    taken: list[int] = []
+    with chunks.writer(chunks.catalog.open_session(60), advance=taken.append) as sink:
+        sink.write(Piece(memoryview(chunk), copied=False) for chunk in data)
+        sink.finish()
+    assert sum(taken) == 5200
+    digests, _, _ = put(chunks, data)
+    given_back: list[int] = []
+    get(chunks, digests, [len(chunk) for chunk in data], advance=given_back.append)
+    assert sum(given_back) == 5200
 
 
 @pytest.mark.parametrize(
@@ -151,6 +210,50 @@ def test_a_budget_below_one_chunk_is_refused(chunks):
     assert get(chunks, digests, [3000], budget=1) != []  # straight into the destination, nothing is held
 
 
+def peak_of(work):
+    """The most bytes that Python held at once during `work`, beyond those before it."""
+    work()  # what is cached at the first time is not what is asked
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+SIZE = 256 << 10
+NOISE = 512 << 10
+"""What the catalog's queries and the threads hold."""
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("random_bytes", [SIZE, SIZE // 4], ids=["raw", "zstd"])
+def test_a_fetch_holds_no_more_than_its_budget(chunks, monkeypatch, random_bytes, workers):
+    monkeypatch.setattr(reader, "_WORKERS", workers)
+    data = [os.urandom(random_bytes) + bytes(SIZE - random_bytes) for _ in range(32)]
+    digests, _, _ = put(chunks, data)
+    wishes = [Fetch(digest, SIZE, "", deliver=lambda _: time.sleep(0.0002)) for digest in digests]
+    for budget in (2 * SIZE, 5 * SIZE):
+        assert peak_of(lambda budget=budget: chunks.fetch(wishes, budget=budget)) < budget + NOISE
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_writer_holds_a_few_packs_and_a_window_of_copies(tmp_path, monkeypatch, copied):
+    target, window = 4 * SIZE, 2 * SIZE
+    monkeypatch.setattr(packs, "TARGET_BYTES", target)
+    monkeypatch.setattr(writer, "_WINDOW_COPIES", window)
+    chunks = a_store(tmp_path, lambda storage: Latency(storage, 0.03))
+    held = [] if copied else [os.urandom(SIZE) for _ in range(64)]
+
+    def write():
+        with chunks.writer(chunks.catalog.open_session(60)) as sink:
+            fresh = (os.urandom(SIZE) for _ in range(64)) if copied else held
+            sink.write(Piece(memoryview(chunk), copied) for chunk in fresh)
+            sink.finish()
+
+    assert peak_of(write) < NOISE + (3 * target + window if copied else 0)
+
+
 def test_near_chunks_are_read_together(tmp_path):
     chunks = a_store(tmp_path, Recording)
     data = [os.urandom(100) for _ in range(300)]
@@ -165,7 +268,7 @@ def test_a_flipped_bit_is_told_and_not_returned(chunks, content):
     digests, (pack,), _ = put(chunks, [content])
     place = chunks.storage.root / packs.pack_key(pack.name)
     location = pack.chunks[0]
-    for bit in range(0, 8 * location.length, 7):
+    for bit in range(0, 8 * location.length, 7 if location.codec else 97):
         damaged = bytearray(place.read_bytes())
         damaged[location.offset + bit // 8] ^= 1 << bit % 8
         place.chmod(0o644)
@@ -199,3 +302,83 @@ def test_a_failed_put_fails_the_writer(tmp_path, monkeypatch):
         with pytest.raises(StorageError):
             put(chunks, data)
         assert all(pack.state == "pending" for pack in chunks.catalog.packs())
+
+
+def test_after_a_failed_put_the_same_data_is_stored_anew(tmp_path):
+    data = [os.urandom(900), bytes(900)]
+    chunks = a_store(tmp_path, lambda storage: FailNth(storage, 1, verbs=frozenset({"put"}), after=True))
+    with pytest.raises(StorageError):
+        put(chunks, data)
+    digests, own, used = put(chunks, data)
+    assert (len(own), used) == (1, [])
+    assert get(chunks, digests, [900, 900]) == data
+
+
+def test_pieces_that_fail_fail_the_writer(chunks, monkeypatch):
+    monkeypatch.setattr(packs, "TARGET_BYTES", 1000)
+    monkeypatch.setattr(writer, "_WINDOW_CHUNKS", 1)
+
+    def pieces():
+        for _ in range(5):
+            yield Piece(memoryview(os.urandom(900)), copied=True)
+        raise OSError("the source is gone")
+
+    threads = threading.active_count()
+    with pytest.raises(OSError, match="the source is gone"), chunks.writer(chunks.catalog.open_session(60)) as sink:
+        sink.write(pieces())
+    assert threading.active_count() == threads
+    assert {pack.state for pack in chunks.catalog.packs()} == {"pending"}
+
+
+@pytest.mark.parametrize("content", [os.urandom(3000), bytes(2500) + os.urandom(500)], ids=["raw", "zstd"])
+def test_a_cut_pack_is_told_and_nothing_is_delivered(chunks, content):
+    digests, (pack,), _ = put(chunks, [content])
+    location, place = pack.chunks[0], chunks.storage.root / packs.pack_key(pack.name)
+    whole = place.read_bytes()
+    place.chmod(0o644)
+    for length in (0, location.offset, location.offset + 1, location.offset + location.length - 1):
+        place.write_bytes(whole[:length])
+        wish = Fetch(digests[0], 3000, "a leaf", deliver=lambda _: pytest.fail("delivered"))
+        with pytest.raises(CorruptData, match=f"a leaf: .*{pack.name}.*run verify"):
+            chunks.fetch([wish])
+
+
+@pytest.mark.parametrize("content", [os.urandom(3000), bytes(2500) + os.urandom(500)], ids=["raw", "zstd"])
+@pytest.mark.parametrize("direct", [True, False], ids=["out", "deliver"])
+def test_the_catalog_is_not_believed(chunks, content, direct):
+    digests, (pack,), _ = put(chunks, [content, os.urandom(3000)])
+    first, second = pack.chunks
+    to = {"out": memoryview(bytearray(3000))} if direct else {"deliver": lambda _: pytest.fail("delivered")}
+    lies = [{"offset": second.offset}, {"length": first.length - 1}, {"length": first.length + 1}, {"offset": 1 << 40}]
+    lies += [{"codec": 1 - first.codec}, {"codec": 99}, {"length": 0}]
+    for lie in lies:
+        lying = Lying(replace(first, **lie))
+        with pytest.raises(CkptStoreError) as caught:
+            ChunkStore(chunks.storage, lying, CONFIG).fetch([Fetch(digests[0], 3000, "a leaf", **to)])
+        assert re.search("a leaf|upgrade ckptstore", str(caught.value))
+
+
+def test_an_error_of_who_gets_the_bytes_is_told(chunks):
+    digests, _, _ = put(chunks, [os.urandom(100), os.urandom(100)])
+
+    def deliver(_):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        chunks.fetch([Fetch(digest, 100, "a leaf", deliver=deliver) for digest in digests])
+
+
+def test_a_damaged_chunk_beside_sound_ones_is_named(chunks, monkeypatch):
+    monkeypatch.setattr(packs, "TARGET_BYTES", 4000)
+    data = [os.urandom(1000) for _ in range(12)]
+    digests, own, _ = put(chunks, data)
+    place = chunks.storage.root / packs.pack_key(own[1].name)
+    damaged = bytearray(place.read_bytes())
+    damaged[own[1].chunks[0].offset] ^= 1
+    place.chmod(0o644)
+    place.write_bytes(damaged)
+    number = digests.index(own[1].chunks[0].digest)
+    wishes = [Fetch(d, 1000, f"leaf {n}.", out=memoryview(bytearray(1000))) for n, d in enumerate(digests)]
+    with pytest.raises(CorruptData, match=rf"leaf {number}\.: .*{own[1].name}"):
+        chunks.fetch(wishes)
+    chunks.fetch([wish for wish in wishes if wish.digest != digests[number]])

@@ -154,6 +154,15 @@ def test_hostile_payloads_raise_or_decode_to_their_length(data, codec, length):
     assert codec is ZSTD or data == raw
 
 
+@pytest.mark.parametrize("codec", [RAW, ZSTD])
+def test_a_payload_of_another_length_is_refused(codec):
+    payload = memoryview(codec.encode(memoryview(b"0123456789" * 10)))
+    wrong = [(payload, 99), (payload, 101), (payload, 0)] + [(payload[:cut], 100) for cut in range(len(payload))]
+    for given_payload, length in wrong:
+        with pytest.raises(CorruptData, match=str(length) if codec is RAW else "zstd payload"):
+            codec.decode(given_payload, memoryview(bytearray(length)))
+
+
 def test_an_unknown_codec_is_of_a_newer_version():
     with pytest.raises(CkptStoreError, match=r"codec 99.*upgrade"):
         codec_numbered(99)
