@@ -88,7 +88,7 @@ def _measure_loads(samples: Samples, tool: Tool, tensors: Tensors, into: Tensors
     for tensor in into.values():
         tensor.zero_()
     samples.time("load whole", tool.name, partial(tool.load, into, folder))
-    name, like = list(tensors.items())[len(tensors) // 2]
+    name, like = max(tensors.items(), key=lambda item: item[1].nbytes)
     found: list[torch.Tensor] = []
     samples.time("load one tensor", tool.name, lambda: found.append(tool.load_one(name, like, folder)))
     if check and not (equal(tensors, into) and torch.equal(found[0], like)):
@@ -120,14 +120,17 @@ def measure_history(samples: Samples, most: int, runs: int, folder: Path) -> Non
         return {"state": tensors}
 
     stores = {}
-    for count in (10, most):
-        stores[count] = ckptstore.open(folder / f"history{count}")
-        for step in range(count):
-            stores[count].commit(change(step), step=step)
-    for run in range(runs):
-        for count, store in stores.items():
-            row = "commit on top of 10 commits" if count == 10 else "commit on top of many commits"
-            samples.time(row, "ckptstore", partial(store.commit, change(run), step=most + run))
+    for row, count in (("commit on top of 10 commits", 10), ("commit on top of many commits", most)):
+        stores[row] = ckptstore.open(folder / f"history{count}")
+        for step in range(count - 1):
+            stores[row].commit(change(step), step=step)
+    state = change(most)
+    for store in stores.values():
+        store.commit(state, step=most)  # from here on both know the same, and what comes is as new to both
+    for step in range(most + 1, most + 1 + runs):
+        state = change(step)
+        for row in rotated(list(stores), step):
+            samples.time(row, "ckptstore", partial(stores[row].commit, state, step=step))
     for store in stores.values():
         store.close()
 

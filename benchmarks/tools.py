@@ -154,11 +154,14 @@ class Torchsnapshot(Tool):
             return out
 
 
+TOOLS: tuple[type[Tool], ...] = (Ckptstore, Dcp, TorchSave, Safetensors, Torchsnapshot)
+
+
 def available() -> tuple[list[Tool], dict[str, str]]:
     """The tools that can be imported here, and why others cannot."""
     tools: list[Tool] = []
     missing: dict[str, str] = {}
-    for make in (Ckptstore, Dcp, TorchSave, Safetensors, Torchsnapshot):
+    for make in TOOLS:
         try:
             tools.append(make())
         except ImportError as error:
