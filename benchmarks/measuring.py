@@ -1,4 +1,4 @@
-"""Times of interleaved runs."""
+"""Times of interleaved runs, and whether what was loaded is what was saved."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class Samples:
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, list[float]]] = {}
+        self.correct: dict[str, dict[str, bool]] = {}
+        self.sizes: dict[str, int] = {}
 
     def add(self, row: str, column: str, value: float) -> None:
         """One more value."""
@@ -34,6 +36,10 @@ class Samples:
         start = time.perf_counter()
         act()
         self.add(row, column, time.perf_counter() - start)
+
+    def check(self, row: str, column: str, saved: Tensors, found: Tensors) -> None:
+        """Record whether what was found has the bits that were saved."""
+        self.correct.setdefault(row, {})[column] = equal(saved, found)
 
     def median(self, row: str, column: str) -> float | None:
         """The median, or None when nothing was measured."""
@@ -77,6 +83,17 @@ def write_all(tensors: Tensors, path: Path) -> None:
     sync(path, path.parent)
 
 
+def warm(folder: Path) -> None:
+    """Bring a folder's files into the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                while file.read(16 << 20):
+                    pass
+
+
 def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Whether all bits are the same."""
-    return all(torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)) for name, tensor in one.items())
+    """Whether names and all bits are the same."""
+    return one.keys() == other.keys() and all(
+        torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)) for name, tensor in one.items()
+    )

@@ -70,28 +70,43 @@ def _scaled(value: float | None, by: float) -> float | None:
 
 
 class Report:
-    """What was measured, of a state of `size` bytes."""
+    """What was measured, and by which tools."""
 
-    def __init__(self, samples: Samples, tools: list[str], missing: dict[str, str], size: int) -> None:
-        self._samples, self._tools, self._missing, self._size = samples, tools, missing, size
+    def __init__(self, samples: Samples, tools: list[str], missing: dict[str, str]) -> None:
+        self._samples, self._tools, self._missing = samples, tools, missing
+
+    @property
+    def correct(self) -> bool:
+        """Whether every tool gave back the bits it was given."""
+        return not self._wrong()
+
+    def _wrong(self) -> list[str]:
+        rows = self._samples.correct.items()
+        return [f"{tool} ({row})" for row, tools in rows for tool, same in tools.items() if not same]
 
     def show(self) -> None:
         """Print the figures to reach, then every median."""
         console = Console(width=120)
-        console.print(f"state: {self._size / 2**20:.0f} MiB; medians of interleaved runs; torch {torch.__version__}")
+        sizes = "".join(f"{name}: {size / 2**20:.1f} MiB; " for name, size in self._samples.sizes.items())
+        console.print(f"{sizes}medians of interleaved runs; torch {torch.__version__}")
         console.print(self._figures())
         console.print(self._medians())
         for name, why in self._missing.items():
             console.print(f"{name} is not measured: {why}")
+        for wrong in self._wrong():
+            console.print(f"OTHER BITS than were saved came back from {wrong}")
 
     def as_json(self) -> str:
         """Figures and all samples."""
         found: dict[str, Any] = {
             "machine": {"python": platform.python_version(), "torch": torch.__version__, "system": platform.platform()},
-            "state_bytes": self._size,
-            "correct": True,  # a tool that gives back other bits ends the benchmark
+            "bytes": self._samples.sizes,
+            "correct": self._samples.correct,
             "missing": self._missing,
-            "figures": {figure.name: {"value": value, "bound": figure.bound} for figure, value in self._values()},
+            "figures": {
+                figure.name: {"value": value, "bound": figure.bound, "reached": figure.reached(value)}
+                for figure, value in self._values()
+            },
             "samples": self._samples.values,
         }
         return json.dumps(found, indent=1)
