@@ -22,6 +22,7 @@ from ckptstore.operations import address, gc, history, verify
 from ckptstore.operations.address import LATEST, Ref
 from ckptstore.operations.diff import Diff, compare_commits
 from ckptstore.operations.gc import DEFAULT_GRACE, GcPlan, GcReport
+from ckptstore.operations.paths import as_globs
 from ckptstore.operations.retention import Policy
 from ckptstore.operations.verify import VerifyReport
 from ckptstore.operations.view import ManifestView
@@ -190,12 +191,11 @@ class Store:
 
     def tag(self, name: str, step: Ref) -> None:
         """Give a commit a name in its run, taking the name from another. Tagged commits are never collected."""
-        commit = self._find(step)
-        self._parts.catalog.tag(commit.run, address.check_name("tag", name), commit.step)
+        self._parts.catalog.tag(address.check_name("tag", name), self._find(step))
 
     def untag(self, name: str) -> None:
         """Remove a tag of the run. Raises TagNotFound."""
-        self._parts.catalog.tag(self._run, name, None)
+        self._parts.catalog.untag(self._run, name)
 
     def delete(self, step: Ref) -> None:
         """Delete a commit. `restore` takes it back until gc's grace is over. Raises StepProtected when it is tagged."""
@@ -239,6 +239,7 @@ class Store:
 
         Raises:
             StateMismatch: with `into`; everything that does not fit, before anything was written.
+            BudgetTooSmall: one chunk does not fit into the budget.
             PathNotFound: a path that selects nothing.
             CorruptData: stored bytes are damaged. Objects of `into` may be partly loaded then.
         """
@@ -246,7 +247,7 @@ class Store:
         from ckptstore.operations.restore import restore
 
         view = self.manifest(step)
-        globs = (paths,) if isinstance(paths, str) else paths
+        globs = as_globs(paths)
         advance = meter(progress, "checkout", view.commit.logical_bytes)
         options: dict[str, Any] = {"allow_pickle": allow_pickle, "budget": memory_budget_bytes, "advance": advance}
         if into is None:
@@ -353,6 +354,9 @@ class Store:
             keep: which commits of this run to keep, such as `KeepLast(3) | KeepEvery(1000)`. Tagged ones always stay.
                 Without a policy only what is collectable already goes: what was deleted, and what crashes left.
             grace: seconds for which a deleted step can be restored, and for which its readers have time to finish.
+
+        Raises:
+            GcRefused: the policy keeps nothing, as one does that asks for a metric no commit has. `KeepLast(0)` may.
         """
         return gc.plan_gc(self._parts, self._run, keep, grace)
 

@@ -228,11 +228,11 @@ class Catalog(Protocol):
 
     # names and deletion
 
-    def tag(self, run: str, name: str, step: int | None) -> None:
-        """Point a tag at a live step, moving it if it exists; None removes it.
+    def tag(self, name: str, commit: CommitRecord) -> None:
+        """Point a tag of the commit's run at it, moving it if it exists. Raises StepNotFound when it is not live."""
 
-        Raises RunNotFound, StepNotFound, or TagNotFound when there is none to remove.
-        """
+    def untag(self, run: str, name: str) -> None:
+        """Remove a tag of a run. Raises RunNotFound, TagNotFound."""
 
     def tags(self, run: str) -> dict[str, int]:
         """Every tag of a run and its step; empty for a run that does not exist."""

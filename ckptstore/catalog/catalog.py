@@ -114,9 +114,13 @@ class SqlCatalog:
         with self._database.write() as db:
             return sessions.commit(db, session, new)
 
-    def tag(self, run: str, name: str, step: int | None) -> None:
+    def tag(self, name: str, commit: CommitRecord) -> None:
         with self._database.write() as db:
-            names.tag(db, run, name, step)
+            names.tag(db, name, commit)
+
+    def untag(self, run: str, name: str) -> None:
+        with self._database.write() as db:
+            names.untag(db, run, name)
 
     def tags(self, run: str) -> dict[str, int]:
         with self._database.read() as db:

@@ -25,17 +25,21 @@ def bind(db: Connection, store: str) -> None:
         db.execute(insert(stores).values(id=store))
 
 
-def tag(db: Connection, run: str, name: str, step: int | None) -> None:
-    """Point a tag at a live step, or remove it."""
+def tag(db: Connection, name: str, commit: CommitRecord) -> None:
+    """Point a tag at a live commit."""
+    live = select(commits.c.run, commits.c.key).where(commits.c.id == commit.id, queries.LIVE)
+    found = db.execute(live).one_or_none()
+    if found is None:
+        raise _not_live(commit)
+    db.execute(delete(tags).where(tags.c.run == found.run, tags.c.name == name))
+    db.execute(insert(tags).values(run=found.run, name=name, commit=found.key))
+
+
+def untag(db: Connection, run: str, name: str) -> None:
+    """Remove a tag."""
     key = queries.run_key(db, run)
-    if step is not None:
-        queries.at_step(db, run, key, step)
-    removed = db.execute(delete(tags).where(tags.c.run == key, tags.c.name == name)).rowcount
-    if step is None and not removed:
+    if not db.execute(delete(tags).where(tags.c.run == key, tags.c.name == name)).rowcount:
         raise queries.tag_not_found(db, run, key, name)
-    if step is not None:
-        commit = select(commits.c.key).where(commits.c.run == key, commits.c.step == step, queries.LIVE)
-        db.execute(insert(tags).values(run=key, name=name, commit=commit.scalar_subquery()))
 
 
 def delete_commits(db: Connection, gone: Sequence[CommitRecord]) -> None:
@@ -67,8 +71,12 @@ def _check_deletable(db: Connection, wanted: Sequence[CommitRecord]) -> None:
     held = {row.id: row.name for row in db.execute(here.join(tags).add_columns(tags.c.name))}
     for commit in wanted:
         if commit.id not in live:
-            raise StepNotFound(f"step {commit.step} of run {commit.run!r} is another now, or was deleted already")
+            raise _not_live(commit)
         if commit.id in held:
             tag = held[commit.id]
             message = f"the tag {tag!r} holds step {commit.step} of run {commit.run!r}: remove or move the tag first"
             raise StepProtected(message)
+
+
+def _not_live(commit: CommitRecord) -> StepNotFound:
+    return StepNotFound(f"step {commit.step} of run {commit.run!r} is another now, or was deleted already")

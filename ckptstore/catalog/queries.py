@@ -17,6 +17,7 @@ _Item = TypeVar("_Item")
 _IN_LIST = 4096  # below SQLite's and Postgres' limits of parameters
 
 LIVE = commits.c.deleted.is_(None)
+NAME = runs.c.name + "@" + cast(commits.c.step, Text)
 
 _parents, _parent_runs = commits.alias(), runs.alias()
 _parent_ref = (_parent_runs.c.name + "@" + cast(_parents.c.step, Text)).label("parent_ref")
@@ -47,10 +48,9 @@ def all_runs(db: Connection) -> list[RunRecord]:
         .subquery()
     )
     found = db.execute(
-        select(runs.c.name, runs.c.created, func.coalesce(counted.c.commits, 0), counted.c.latest, _parent_ref)
-        .outerjoin(counted, counted.c.run == runs.c.key)
-        .outerjoin(_parents, _parents.c.id == runs.c.forked_from)
-        .outerjoin(_parent_runs, _parent_runs.c.key == _parents.c.run)
+        select(
+            runs.c.name, runs.c.created, func.coalesce(counted.c.commits, 0), counted.c.latest, runs.c.forked_from
+        ).outerjoin(counted, counted.c.run == runs.c.key)
     )
     return sorted((RunRecord(*row) for row in found), key=lambda run: run.name)  # Postgres orders by its locale
 

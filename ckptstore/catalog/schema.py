@@ -50,7 +50,7 @@ runs = Table(
     Column("key", _Key, primary_key=True),
     Column("name", Text, nullable=False, unique=True),
     Column("created", Float, nullable=False),
-    Column("forked_from", _Name),
+    Column("forked_from", Text),
 )
 
 commits = Table(

@@ -113,8 +113,8 @@ def _run(db: Connection, new: NewCommit) -> int:
     found = db.execute(select(runs.c.key).where(runs.c.name == new.run)).scalar()
     if found is not None:
         return int(found)
-    forked = select(commits.c.id).where(commits.c.id == new.parent).scalar_subquery()
-    made = insert(runs).values(name=new.run, created=Clock(), forked_from=forked)
+    forked = select(queries.NAME).join(runs, runs.c.key == commits.c.run).where(commits.c.id == new.parent)
+    made = insert(runs).values(name=new.run, created=Clock(), forked_from=forked.scalar_subquery())
     return int(db.execute(made.returning(runs.c.key)).scalar_one())
 
 

@@ -53,7 +53,7 @@ class CatalogConformance(CatalogGcConformance):
             catalog.commits,
             catalog.stats,
             lambda run: catalog.find(run, 0),
-            lambda run: catalog.tag(run, "x", 0),
+            lambda run: catalog.untag(run, "x"),
         ):
             with pytest.raises(RunNotFound, match="nearest: exp-7"):
                 ask("exp-8")
@@ -113,7 +113,10 @@ class CatalogConformance(CatalogGcConformance):
         first = make(catalog, new_commit(0, run="main"))
         fork = make(catalog, new_commit(0, run="fork", parent=first.id))
         assert (fork.parent, fork.parent_ref) == (first.id, f"{first.run}@{first.step}")
-        assert {run.name: run.forked_from for run in catalog.runs()} == {"main": None, "fork": fork.parent_ref}
+        delete(catalog, "main", 0)
+        collect(catalog)
+        assert catalog.by_id(first.id) is None
+        assert {run.name: run.forked_from for run in catalog.runs()} == {"main": None, "fork": "main@0"}
 
     def test_a_run_whose_commits_are_deleted(self, catalog: Catalog) -> None:
         make(catalog, new_commit(0))
@@ -156,21 +159,22 @@ class CatalogConformance(CatalogGcConformance):
         assert catalog.stats("two") == CatalogStats(1, 1, 1, {"live": 2}, 230, 1000, 3)
 
     def test_tags(self, catalog: Catalog) -> None:
-        for step in (0, 1):
-            make(catalog, new_commit(step))
-        catalog.tag("main", "best", 0)
-        catalog.tag("main", "good", 0)
+        first, second = make(catalog, new_commit(0)), make(catalog, new_commit(1))
+        catalog.tag("best", first)
+        catalog.tag("good", first)
         assert catalog.find("main", "best").tags == ("best", "good")
-        catalog.tag("main", "best", 1)
+        catalog.tag("best", second)
         assert catalog.tags("main") == {"best": 1, "good": 0}
         assert [commit.tags for commit in catalog.commits("main")] == [("good",), ("best",)]
-        catalog.tag("main", "best", None)
+        catalog.untag("main", "best")
         assert catalog.tags("main") == {"good": 0}
-        for act in (lambda: catalog.tag("main", "goof", None), lambda: catalog.find("main", "goof")):
+        for act in (lambda: catalog.untag("main", "goof"), lambda: catalog.find("main", "goof")):
             with pytest.raises(TagNotFound, match="nearest: good"):
                 act()
-        with pytest.raises(StepNotFound):
-            catalog.tag("main", "good", 5)
+        catalog.delete([second])
+        make(catalog, new_commit(1, content="anew"))
+        with pytest.raises(StepNotFound, match="step 1 of run 'main' is another now"):
+            catalog.tag("good", second)
         assert catalog.tags("main") == {"good": 0}
 
     def test_a_commit_ends_its_session(self, catalog: Catalog) -> None:

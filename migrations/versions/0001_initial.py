@@ -24,7 +24,7 @@ def upgrade() -> None:
         sa.Column("key", KEY, nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("created", sa.Float(), nullable=False),
-        sa.Column("forked_from", sa.String(length=32)),
+        sa.Column("forked_from", sa.Text()),
         sa.PrimaryKeyConstraint("key", name="pk_runs"),
         sa.UniqueConstraint("name", name="uq_runs_name"),
     )

@@ -18,6 +18,7 @@ from ckptstore.testing.catalog_making import LEASE, delete, digest, new_commit, 
 
 CHUNKS = ["a", "b", "c"]
 STEPS = st.integers(0, 2)
+TAGS = st.sampled_from(["best", "good"])
 
 
 @dataclass
@@ -158,17 +159,27 @@ class CatalogMachine(RuleBasedStateMachine):
             self.deleted.remove(last)
 
     @precondition(lambda self: self.commits)
-    @rule(name=st.sampled_from(["best", "good"]), step=st.none() | STEPS)
-    def tag(self, name, step):
-        wrong = name not in self.tags if step is None else step not in self.live()
-        if wrong:
-            with pytest.raises(TagNotFound if step is None else StepNotFound):
-                self.catalog.tag("main", name, step)
-            return
-        self.catalog.tag("main", name, step)
-        self.tags.pop(name, None)
-        if step is not None:
-            self.tags[name] = step
+    @rule(name=TAGS, data=st.data())
+    def tag(self, name, data):
+        """Also of deleted commits, whose step may have been made anew."""
+        commit = self.catalog.by_id(data.draw(st.sampled_from(sorted(self.commits))))
+        assert commit is not None
+        if commit.id in self.deleted:
+            with pytest.raises(StepNotFound):
+                self.catalog.tag(name, commit)
+        else:
+            self.catalog.tag(name, commit)
+            self.tags[name] = commit.step
+
+    @precondition(lambda self: self.commits)
+    @rule(name=TAGS)
+    def untag(self, name):
+        if name in self.tags:
+            self.catalog.untag("main", name)
+            del self.tags[name]
+        else:
+            with pytest.raises(TagNotFound):
+                self.catalog.untag("main", name)
 
     @rule(data=st.data())
     def collect(self, data):
