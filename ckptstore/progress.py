@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.errors import InvalidArgument
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called with the stage, the bytes done and the bytes in all; from any thread, one call at a time."""
@@ -15,6 +16,8 @@ def meter(callback: ProgressCallback | None, stage: str, total: int) -> Advance:
     """An `Advance` that adds up and tells the callback."""
     if callback is None:
         return ignore
+    if not callable(callback):
+        raise InvalidArgument(f"progress={callback!r}: give a function of stage, bytes done and bytes in all")
     lock = threading.Lock()
     done = 0
 

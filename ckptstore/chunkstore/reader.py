@@ -12,7 +12,7 @@ from itertools import groupby
 
 from ckptstore.catalog.base import Catalog, ChunkLocation
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
-from ckptstore.errors import BudgetTooSmall, CorruptData, MissingData, ObjectNotFound
+from ckptstore.errors import BudgetTooSmall, CorruptData, InvalidArgument, MissingData, ObjectNotFound
 from ckptstore.format.codecs import RAW, codec_numbered
 from ckptstore.format.digests import Digest
 from ckptstore.format.packs import pack_key
@@ -82,10 +82,17 @@ def fetch(
             return
 
 
+def check_budget(budget: int, needed: int, what: str) -> None:
+    """Raises BudgetTooSmall, or InvalidArgument for what is no budget."""
+    if not isinstance(budget, int):
+        raise InvalidArgument(f"memory_budget_bytes={budget!r}: give an int")
+    if needed > budget:
+        raise BudgetTooSmall(f"a budget of {budget} bytes, but {what} needs {needed}: give at least that")
+
+
 def _carry_out(jobs: list[_Job], run: _Run, budget: int) -> None:
     largest = max((job.scratch for job in jobs), default=0)
-    if largest > budget:
-        raise BudgetTooSmall(f"a budget of {budget} bytes, but one chunk needs {largest}: give at least that")
+    check_budget(budget, largest, "one chunk")
     workers = min(_WORKERS, budget // largest) if largest else _WORKERS
     batches = list(_batches(jobs, budget // workers - largest))
     if len(batches) == 1:

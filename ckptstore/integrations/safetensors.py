@@ -15,7 +15,7 @@ from ckptstore.errors import CkptStoreError, FormatError, StateError, StorageErr
 from ckptstore.format.manifest import Entry, TensorEntry
 from ckptstore.integrations.new_files import new_file
 from ckptstore.operations.address import Ref
-from ckptstore.operations.paths import chosen, require_matches
+from ckptstore.operations.paths import as_globs, chosen, require_matches
 from ckptstore.operations.view import ManifestView
 from ckptstore.progress import ProgressCallback
 from ckptstore.state.paths import matches, parse, segment, split
@@ -37,7 +37,7 @@ def export_safetensors(
     step: Ref,
     file: str | os.PathLike[str],
     *,
-    paths: Sequence[str] | None = None,
+    paths: str | Sequence[str] | None = None,
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
 ) -> None:
@@ -64,7 +64,7 @@ def export_safetensors(
     from ckptstore.state.tensors import TensorLeaf
     from ckptstore.state.tree import flatten
 
-    _check_holdable(store.manifest(step), paths)
+    _check_holdable(store.manifest(step), as_globs(paths))
     with new_file(Path(file), overwrite=overwrite) as temporary:
         flat = flatten(store.checkout(step, paths=paths, progress=progress))
         tied = {path: group[0] for group in flat.aliases for path in group[1:]}

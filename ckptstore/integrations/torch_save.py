@@ -23,7 +23,7 @@ def export_torch(
     step: Ref,
     file: str | os.PathLike[str],
     *,
-    paths: Sequence[str] | None = None,
+    paths: str | Sequence[str] | None = None,
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
 ) -> None:

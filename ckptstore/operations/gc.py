@@ -15,7 +15,7 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNotFound, StepProtected
 from ckptstore.format import version
 from ckptstore.format.packs import pack_key
-from ckptstore.operations.retention import Policy
+from ckptstore.operations.retention import KeepLast, Policy
 from ckptstore.storage.base import Storage, Sweeping
 
 DEFAULT_GRACE = 900.0
@@ -98,6 +98,7 @@ def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float) -> 
 
     Raises:
         InvalidArgument: a negative grace.
+        GcRefused: the policy keeps nothing, and is not KeepLast(0).
         RunNotFound: no such run.
         StoreTooNew: the store has what this version would not know how to spare.
     """
@@ -105,16 +106,22 @@ def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float) -> 
     version.check_features(chunks.config.requires_gc, "collect", storage.url)
     if keep is not None and not isinstance(keep, Policy):
         raise InvalidArgument(f"keep={keep!r}: give a policy, such as KeepLast(3)")
-    if not grace >= 0:
-        raise InvalidArgument(f"grace={grace!r}: give 0 or more seconds")
+    _check_grace(grace)
     commits = catalog.commits(run) if keep is not None else []
     kept = keep.keep(commits) if keep is not None else {}
+    if commits and not kept and keep != KeepLast(0):
+        raise GcRefused(f"{keep} keeps none of the {len(commits)} commits of run {run!r}: to drop all, say KeepLast(0)")
     kept = {commit.id: f"tagged {', '.join(commit.tags)}" for commit in commits if commit.tags} | kept
     condemned = catalog.garbage(grace)
     sizes = {pack.name: pack.size for pack in catalog.packs()}
     freed = sum(sizes.get(pack, 0) for pack in condemned.packs)
     delete = tuple(commit for commit in commits if commit.id not in kept)
     return GcPlan(storage, catalog, run, delete, kept, condemned, freed, grace)
+
+
+def _check_grace(grace: object) -> None:
+    if not isinstance(grace, int | float) or not grace >= 0:
+        raise InvalidArgument(f"grace={grace!r}: give 0 or more seconds")
 
 
 def remove(storage: Storage, catalog: Catalog, condemned: Condemned) -> int:

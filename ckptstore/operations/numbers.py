@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import groups
-from ckptstore.errors import BudgetTooSmall
+from ckptstore.chunkstore.reader import check_budget
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection
@@ -40,8 +40,7 @@ def with_numbers(chunks: ChunkStore, diff: Diff, budget: int, progress: Progress
     sums = {place: _Sums() for place, change in enumerate(diff.changes) if _is_numeric(change)}
     boxes = [box for place in sums for box in _boxes(place, diff.changes[place])]
     largest = max((box.nbytes for box in boxes), default=0)
-    if 2 * largest > budget:
-        raise BudgetTooSmall(f"a budget of {budget} bytes, but comparing two chunks needs {2 * largest}: give that")
+    check_budget(budget, 2 * largest, "comparing two chunks")
     advance = meter(progress, "diff", sum(box.nbytes for box in boxes))
     for group in groups(boxes, lambda box: box.nbytes, max(budget // 2 - largest, 1), _MOST_BOXES):
         for box, old, new in _load(chunks, group, budget // 2):

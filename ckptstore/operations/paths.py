@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from ckptstore.errors import PathNotFound, nearest
+from ckptstore.errors import InvalidArgument, PathNotFound, nearest
 from ckptstore.state.paths import selector
 
 T = TypeVar("T")
+
+
+def as_globs(paths: object) -> tuple[str, ...] | None:
+    """One glob, several, or None for all leaves."""
+    if paths is None:
+        return None
+    globs = (paths,) if isinstance(paths, str) else tuple(paths) if isinstance(paths, Iterable) else (paths,)
+    for glob in globs:
+        if not isinstance(glob, str):
+            raise InvalidArgument(f"paths={paths!r}: give a glob of logical paths, or a list of them")
+    return globs
 
 
 def chosen(leaves: Mapping[str, T], globs: Iterable[str] | None) -> dict[str, T]:

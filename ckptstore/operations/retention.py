@@ -20,6 +20,8 @@ class Policy(ABC):
         """Of the live commits of one run, by ascending step: id of each that is kept → the reason."""
 
     def __or__(self, other: Policy) -> Policy:
+        if not isinstance(other, Policy):
+            return NotImplemented
         return _Union((self, other))
 
 
@@ -72,6 +74,7 @@ class KeepBest(Policy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
+        _require(isinstance(self.metric, str), f"KeepBest({self.metric!r}): give a name that metadata has")
         _require(_is_count(self.count, 0), f"KeepBest({self.metric!r}, {self.count!r}): give 0 or more steps to keep")
         _require(self.mode in ("min", "max"), f"KeepBest mode {self.mode!r}: choose min or max")
 

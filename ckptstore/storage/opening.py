@@ -32,6 +32,8 @@ def open_storage(
             a folder.
         StorageReadOnly, StorageError: the folder cannot be made.
     """
+    if not isinstance(url, str | os.PathLike):
+        raise InvalidArgument(f"the place of a store is {url!r}: give a path or a URL")
     text = os.fspath(url)
     if isinstance(url, str) and _URL.match(url) and not url.startswith(_FILE):
         from ckptstore.storage.remote import FsspecStorage

@@ -5,16 +5,28 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file
 
 import ckptstore
-from ckptstore import BudgetTooSmall, CatalogError, InvalidArgument, StateMismatch, StepNotFound, UnsupportedLeaf
+from ckptstore import (
+    BudgetTooSmall,
+    CatalogError,
+    GcRefused,
+    InvalidArgument,
+    StateMismatch,
+    StepNotFound,
+    UnsupportedLeaf,
+)
 from ckptstore.format import document
+from ckptstore.integrations.safetensors import export_safetensors
 
+OTHER: Any = 5
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about sparse and quantised tensors
 
 
@@ -277,3 +289,53 @@ def test_a_sparse_target_of_another_size_or_dtype_is_refused(store):
     for other in (torch.eye(5).to_sparse(), torch.eye(4, dtype=torch.float64).to_sparse()):
         with pytest.raises(StateMismatch, match="s"):
             store.checkout(0, into={"s": other})
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.gc(grace="5"),
+        lambda store: store.gc(grace=None),
+        lambda store: store.gc(ckptstore.KeepBest(OTHER)),
+        lambda store: store.checkout(0, paths=5),
+        lambda store: store.checkout(0, paths=[5]),
+        lambda store: store.checkout(0, memory_budget_bytes="5"),
+        lambda store: store.read(0, "w", memory_budget_bytes=5.5),
+        lambda store: store.diff(0, 1, values=True, memory_budget_bytes="5"),
+        lambda store: store.commit({"w": torch.ones(8)}, step=2, progress=5),
+        lambda store: ckptstore.open(OTHER),
+    ],
+)
+def test_an_argument_of_another_type(store, act):
+    store.commit({"w": torch.zeros(8)}, step=0)
+    store.commit({"w": torch.ones(8)}, step=1)
+    with pytest.raises(InvalidArgument, match=r"5|None"):
+        act(store)
+    assert store.steps() == [0, 1]
+
+
+def test_a_policy_that_keeps_nothing_is_refused(store):
+    """Such as one that asks for a metric whose name was mistyped."""
+    store.commit({"w": 1}, step=0, metadata={"loss": 1.0})
+    store.tag("best", 0)
+    with pytest.raises(GcRefused, match=r"lost.*keeps none of the 1 commits of run 'main'.*KeepLast\(0\)"):
+        store.gc(ckptstore.KeepBest("lost"))
+    with pytest.raises(TypeError):
+        ckptstore.KeepLast(1) | OTHER
+    store.untag("best")
+    assert store.steps() == [0]
+    assert store.gc(ckptstore.KeepLast(0)).deleted == (0,)
+
+
+def test_one_glob_may_be_exported(store, tmp_path):
+    store.commit({"model": {"w": torch.ones(3), "b": torch.zeros(1)}}, step=0)
+    export_safetensors(store, 0, tmp_path / "w.safetensors", paths="model/w")
+    assert load_file(tmp_path / "w.safetensors").keys() == {"model/w"}
+
+
+def test_a_fork_is_remembered_when_its_origin_is_gone(store):
+    store.commit({"w": 1}, step=7)
+    store.commit({"w": 2}, step=8, run="side", parent=7)
+    store.delete(7)
+    store.gc(grace=0)
+    assert {run.name: run.forked_from for run in store.runs()} == {"main": None, "side": "main@7"}
