@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import ckptstore
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import StepExists, StepProtected, StorageError
+from ckptstore.errors import GcRefused, StepExists, StepProtected, StorageError
 from ckptstore.format.packs import pack_key
 from ckptstore.opening import open_parts
 from ckptstore.store import Store
@@ -141,8 +141,13 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(policy=POLICIES, grace=st.sampled_from([0, 3600]))
     def gc(self, policy, grace):
+        kept = self.kept_by(policy)
+        if not kept:
+            with pytest.raises(GcRefused):
+                self.store.plan_gc(keep=policy, grace=grace)
+            return
         plan = self.store.plan_gc(keep=policy, grace=grace)
-        self.check_plan(plan, policy)
+        assert {commit.step for commit in plan.delete} == set(self.live) - kept - set(self.tags.values())
         report = plan.execute()
         assert set(report.deleted) == {commit.step for commit in plan.delete}
         self.deleted += [(step, self.live.pop(step)) for step in report.deleted]
@@ -150,13 +155,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.deleted.clear()
             assert self.abandoned or files(self.place) == needed_files(self.place)
 
-    def check_plan(self, plan, policy):
-        kept = set(self.live)
+    def kept_by(self, policy):
         if isinstance(policy, ckptstore.KeepLast):
-            kept = set(sorted(self.live)[-policy.count :])
-        elif isinstance(policy, ckptstore.KeepEvery):
-            kept = {step for step in self.live if step % policy.interval == 0}
-        assert {commit.step for commit in plan.delete} == set(self.live) - kept - set(self.tags.values())
+            return set(sorted(self.live)[-policy.count :])
+        if isinstance(policy, ckptstore.KeepEvery):
+            return {step for step in self.live if step % policy.interval == 0}
+        return set(self.live)
 
     @rule()
     def reopen(self):
