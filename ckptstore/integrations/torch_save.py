@@ -1,11 +1,15 @@
-"""Files of `torch.save`. They are read with `weights_only=True`: a file can not run code."""
+"""Files of `torch.save`. They are read with `weights_only=True`, which can not run code; beside what torch itself
+allows then, numpy's arrays and the standard library's plain values are let in, so that an export can be imported.
+"""
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from datetime import date, datetime, time, timedelta, timezone
+from pathlib import Path, PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any
 
 from ckptstore.catalog.base import CommitRecord
@@ -89,7 +93,8 @@ def _read(file: Path) -> Any:
 
     with file.open("rb") as opened:
         try:
-            return torch.load(opened, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals(_plain_classes()):
+                return torch.load(opened, map_location="cpu", weights_only=True)
         except Exception as error:  # whatever the bytes of a foreign file make its reader raise
             refused = _REFUSED_TYPE.search(str(error))
             if refused:
@@ -97,3 +102,15 @@ def _read(file: Path) -> Any:
             else:
                 told = f"is no whole file of torch.save ({type(error).__name__})"
             raise FormatError(f"{file} {told}") from error
+
+
+def _plain_classes() -> list[Any]:
+    """What pickled plain values name. None of it does more than hold what it is given."""
+    import numpy as np
+
+    makers = [np.ones(1).__reduce__()[0], np.float64(1).__reduce__()[0], codecs.encode]
+    dtypes = {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
+    paths = (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath)
+    times = (date, datetime, time, timedelta, timezone)
+    plain = (frozenset, range, slice)
+    return [*makers, np.ndarray, np.dtype, *dtypes, *paths, *times, *plain]

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -190,3 +192,30 @@ def test_names_are_paths_where_they_can_be():
     for names in (("a", "a/b"), ("a/b", "a"), ("a", "a/b/c")):
         with pytest.raises(FormatError, match="beneath"):
             nested(dict.fromkeys(names, 1), "file")
+
+
+def test_an_export_can_be_imported(store):
+    plain = {
+        "when": [datetime(2026, 1, 2, tzinfo=UTC), timedelta(3)],
+        "path": Path("a/b"),
+        "some": (frozenset({1}), {2}, range(6), slice(7), 1 << 80, 8j),
+        "arrays": [np.ones((2, 3), order="F"), np.array([b"x", b"yz"]), np.float32(1.5), np.zeros(2, "i4,f8")],
+    }
+    store.commit({"rng": ckptstore.RNGState(), "plain": plain}, step=0)
+    export_torch(store, 0, "all.pt")
+    import_torch(store, "all.pt", step=1)
+    assert_same(store.checkout(1), store.checkout(0))
+    assert not store.diff(0, 1).changes
+
+
+def test_a_file_runs_no_code(store):
+    class Mischief:
+        def __reduce__(self):
+            return os.mkdir, ("made",)
+
+    torch.save({"a": np.array([Mischief()])}, "array.pt")
+    torch.save({"a": {"b": Mischief()}}, "dict.pt")
+    for name in ("array.pt", "dict.pt"):
+        with pytest.raises(FormatError, match=r"mkdir|dtype|no whole file"):
+            import_torch(store, name, step=0)
+    assert not Path("made").exists()
