@@ -37,8 +37,8 @@ class CommitRecord:
     parent: str | None
     created: float
     metadata: Mapping[str, Any]
-    content: bytes
-    document: str
+    content: bytes = field(repr=False)
+    document: str = field(repr=False)
     leaves: int
     logical_bytes: int
     new_bytes: int
@@ -49,9 +49,7 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run: its name, its live commits counted, its newest step, and `run@step` of the commit it forked
-    from, None when that was purged.
-    """
+    """A run: its name, its live commits counted, its newest step, and `run@step` of the commit it forked from."""
 
     name: str
     created: float

@@ -51,7 +51,7 @@ def gc(
     from ckptstore.operations.gc import DEFAULT_GRACE
 
     policy = _policy(keep_last, keep_every, keep_best)
-    with place.open() as store:
+    with place.open(any_run=policy is None) as store:
         commits = store.log() if policy is not None else []
         _check_metrics(keep_best, commits)
         plan = store.plan_gc(policy, grace=DEFAULT_GRACE if grace is None else grace)

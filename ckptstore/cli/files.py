@@ -63,7 +63,7 @@ def import_(place: Place, *, file: Path, step: int, name: str | None, kind: str 
     from ckptstore.cli.records import commit_json
 
     kind = kind or _kind(file)
-    with place.open(new_run=True) as store, progress_bar() as progress:
+    with place.open(any_run=True) as store, progress_bar() as progress:
         if kind == "torch":
             from ckptstore.integrations.torch_save import import_torch as read
         else:

@@ -64,9 +64,9 @@ def _log_row(commit: CommitRecord, now: float) -> list[str]:
 
 @click.command(epilog=STEP)
 @store_command
-@click.argument("step")
+@click.argument("step", default="latest")
 def show(place: Place, *, step: str, as_json: bool) -> None:
-    """Show a commit: parent, sizes, metadata, kinds of leaves."""
+    """Show a commit, or the latest: sizes, metadata, kinds of leaves."""
     from ckptstore.cli.records import commit_json, summary
 
     with place.open() as store:

@@ -26,18 +26,18 @@ class Place:
     catalog: str | None
     run: str | None
 
-    def open(self, *, new_run: bool = False) -> Store:
+    def open(self, *, any_run: bool = False) -> Store:
         """The store, which must be there already.
 
         Raises:
             NotAStore: it is not.
-            RunNotFound: it has no such run, and `new_run` does not allow to begin one.
+            RunNotFound: it has no such run, and `any_run` does not say that it needs none.
         """
         from ckptstore.store import open_store
 
         name = self.run or DEFAULT_RUN
         store = open_store(self.url, catalog=self.catalog, run=name, create=False)
-        if not new_run:
+        if not any_run:
             self._check_run(store, name)
         return store
 

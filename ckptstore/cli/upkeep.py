@@ -57,7 +57,7 @@ def init(place: Place, *, digest: str | None, chunk_bytes: int | None, as_json: 
 @store_command
 def stats(place: Place, *, as_json: bool) -> None:
     """Count what is stored, over all runs."""
-    with place.open() as store:
+    with place.open(any_run=True) as store:
         counts, runs = store.stats(), store.runs()
         if as_json:
             print_json(_stats_json(counts, runs))
@@ -108,7 +108,7 @@ def verify(context: click.Context, place: Place, *, as_json: bool) -> None:
 
     Also the catalog and every manifest. Exits with 1 when something is damaged.
     """
-    with place.open() as store, progress_bar() as progress:
+    with place.open(any_run=True) as store, progress_bar() as progress:
         report = store.verify(progress=progress)
     if as_json:
         print_json(_verify_json(report))

@@ -34,6 +34,9 @@ class CommitHandle:
         self._lock = threading.Lock()
         self._seen = False
 
+    def __repr__(self) -> str:
+        return f"<commit in the background, {'done' if self.done() else 'being written'}>"
+
     def wait_staged(self) -> None:
         """Return once the state may be changed. It already is when `commit_async` returns."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -52,7 +52,7 @@ class Change:
     numbers: Numbers | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diff:
     """The difference of two commits."""
 
@@ -62,6 +62,12 @@ class Diff:
     unchanged: int
     old_bytes: int
     new_bytes: int
+
+    def __repr__(self) -> str:
+        counts = Counter(change.kind for change in self.changes)
+        told = ", ".join(f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed", "moved"))
+        names = f"{self.old.run}@{self.old.step} to {self.new.run}@{self.new.step}"
+        return f"<diff of {names}: {told}, {self.unchanged} unchanged, {self.changed_bytes} bytes>"
 
     def of(self, kind: str) -> tuple[Change, ...]:
         """The changes of one kind: added, removed, changed or moved."""

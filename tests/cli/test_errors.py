@@ -55,7 +55,7 @@ def test_a_mistake_is_told_on_stderr(url, run, arguments, advice):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("log",), ("nothing",), ("show", "ckpts"), ("rm", "ckpts"), ("restore", "ckpts", "x"), ("log", "-n", "0")],
+    [("log",), ("nothing",), ("ls", "ckpts"), ("rm", "ckpts"), ("restore", "ckpts", "x"), ("log", "-n", "0")],
 )
 def test_wrong_usage(url, run, arguments):
     assert "Usage: " in run(*arguments, code=2).stderr

@@ -87,3 +87,7 @@ def test_rm_tells_until_when(url, asked):
     document = asked("rm", url, 200)
     assert [(commit["run"], commit["step"]) for commit in document["deleted"]] == [("main", 200)]
     assert dt.datetime.fromisoformat(document["restorable_until"]) > dt.datetime.now(dt.UTC) + dt.timedelta(minutes=14)
+
+
+def test_show_takes_the_latest(url, asked):
+    assert asked("show", url) == asked("show", url, 200)

@@ -109,3 +109,11 @@ def test_the_default_grace_that_help_tells(run):
     from ckptstore.operations.gc import DEFAULT_GRACE
 
     assert f"[default: {DEFAULT_GRACE:.0f}]" in " ".join(run("gc", "--help").stdout.split())
+
+
+def test_what_is_about_all_runs_needs_none(tmp_path, told):
+    with ckptstore.open(tmp_path / "store", run="exp-7") as store:
+        store.commit({"a": 1}, step=0)
+    assert "exp-7" in told("stats", tmp_path / "store")
+    assert told("verify", tmp_path / "store").startswith("no problem in 1 commit")
+    assert "to free: 0 packs" in told("gc", tmp_path / "store")

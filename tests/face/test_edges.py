@@ -339,3 +339,15 @@ def test_a_fork_is_remembered_when_its_origin_is_gone(store):
     store.delete(7)
     store.gc(grace=0)
     assert {run.name: run.forked_from for run in store.runs()} == {"main": None, "side": "main@7"}
+
+
+def test_what_a_notebook_shows_is_short(store):
+    commit = store.commit({"w": torch.ones(3000)}, step=0)
+    handle = store.commit_async({"w": torch.zeros(3000)}, step=1)
+    assert repr(handle).startswith("<commit in the background, ")
+    handle.result()
+    assert repr(handle) == "<commit in the background, done>"
+    shown = "<diff of main@0 to main@1: 0 added, 0 removed, 1 changed, 0 moved, 0 unchanged, 12000 bytes>"
+    assert repr(store.diff(0, 1)) == shown
+    assert "run='main', step=0" in repr(commit)
+    assert commit.document not in repr(commit)
