@@ -14,6 +14,7 @@ from ckptstore.format.digests import checksum
 from ckptstore.format.manifest import Manifest
 
 _MAGIC = b"ckptmanf"
+_END = b"ckptmend"  # not a carriage return, which some storage strips from the end of what it is sent
 _HEAD = struct.Struct("<8sQQQ")
 """Magic, length of the body, length of the decoded body, XXH3-64 of everything else."""
 
@@ -54,15 +55,15 @@ def encode(document: Document) -> bytes:
     """The document's bytes."""
     decoded = _ENCODER.encode(document)
     body = zstandard.ZstdCompressor(level=3).compress(decoded)
-    return _head(body, len(decoded)) + body
+    return _head(body, len(decoded)) + body + _END
 
 
 def decode(data: bytes, name: str) -> Document:
     """Read and check a document. Raises CorruptData naming it."""
     try:
         magic, length, decoded_length, _ = _HEAD.unpack_from(data)
-        body = data[_HEAD.size :]
-        if magic != _MAGIC or length != len(body) or decoded_length > _MOST_DECODED:
+        body = data[_HEAD.size : -len(_END)]
+        if magic != _MAGIC or data[-len(_END) :] != _END or length != len(body) or decoded_length > _MOST_DECODED:
             raise CorruptData(f"manifest document {name}: its head is damaged or it was cut short")
         if data[: _HEAD.size] != _head(body, decoded_length):
             raise CorruptData(f"manifest document {name}: its checksum does not fit")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from ckptstore.errors import InvalidArgument
+
+_NAME = re.compile(r"[A-Za-z0-9._%-]+")
 
 TEMPORARY = ".writing-"
 """How the name of a file begins that is not an object yet."""
@@ -31,6 +35,6 @@ def _objection(key: str) -> str:
         return "'.' and '..' are not allowed"
     if any(name.startswith(TEMPORARY) for name in names):
         return f"names starting with {TEMPORARY!r} are unfinished writes"
-    if "\0" in key or "\\" in key:
-        return "it holds a backslash or a zero character"
+    if not all(map(_NAME.fullmatch, names)):
+        return "it holds more than ASCII letters, digits and . _ % -, which not every storage keeps as they are"
     return ""

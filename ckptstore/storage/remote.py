@@ -63,16 +63,13 @@ class FsspecStorage:
         return self._url
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        """See `Storage.put`. Two writers of one key are only told apart where the file system can."""
+        """See `Storage.put`. Two writers of one key at once are only told apart where the server can."""
         path = self._path(key)
         data = b"".join(parts)
         with self._writing(key):
-            if self._creates:
-                self._fs.pipe_file(path, data, mode="create")
-            elif self._fs.exists(path):
+            if self._fs.exists(path):  # some servers do not look at the condition of `create`
                 raise FileExistsError(path)
-            else:
-                self._fs.pipe_file(path, data)
+            self._fs.pipe_file(path, data, **({"mode": "create"} if self._creates else {}))
 
     def get(self, key: str) -> bytes:
         """See `Storage.get`."""
@@ -87,7 +84,11 @@ class FsspecStorage:
         starts = [group[0].offset for group in groups]
         ends = [end_of(group[-1]) for group in groups]
         with self._reading(key):
-            found = self._fs.cat_ranges([path] * len(groups), starts, ends, on_error="raise")
+            try:
+                found = self._fs.cat_ranges([path] * len(groups), starts, ends, on_error="raise")
+            except OSError as error:  # a server may refuse a range past the end
+                self._check_ends(key, groups, error)
+                raise
         for group, data in zip(groups, found, strict=True):
             self._deliver(key, group, memoryview(data))
 
@@ -129,9 +130,19 @@ class FsspecStorage:
             start = read.offset - group[0].offset
             part = data[start : start + len(read.out)]
             if len(part) < len(read.out):
-                missing = f"{len(read.out)} bytes from offset {read.offset} on"
-                raise CorruptData(f"{self._at(key)} ends {len(read.out) - len(part)} bytes short of {missing}")
+                raise self._short(key, read, len(part))
             read.out[:] = part
+
+    def _short(self, key: str, read: RangeRead, found: int) -> CorruptData:
+        wanted = f"{len(read.out)} bytes from offset {read.offset} on"
+        return CorruptData(f"{self._at(key)} ends {len(read.out) - found} bytes short of {wanted}")
+
+    def _check_ends(self, key: str, groups: Sequence[Sequence[RangeRead]], cause: OSError) -> None:
+        size = self.head(key).size
+        for group in groups:
+            for read in group:
+                if size < end_of(read):
+                    raise self._short(key, read, max(size - read.offset, 0)) from cause
 
     def _at(self, key: str) -> str:
         return f"{self._url.rstrip('/')}/{key}"
@@ -168,7 +179,7 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """A file system of our own, that remembers no listing, and the path of `url` in it."""
     shown = without_password(url)
     try:
-        fs, root = fsspec.core.url_to_fs(url, **options, skip_instance_cache=True)
+        fs, root = fsspec.core.url_to_fs(url, **_defaults(url, options), skip_instance_cache=True)
     except ImportError as error:
         extra = _EXTRAS.get(url.partition("://")[0])
         advice = f'run: pip install "ckptstore[{extra}]"' if extra else str(error)
@@ -182,6 +193,17 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     if isinstance(getattr(fs, "dircache", None), DirCache):
         fs.dircache.use_listings_cache = False
     return fs, root
+
+
+def _defaults(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options that a user need not know of."""
+    if url.startswith(("gs://", "gcs://")):
+        return {"consistency": "size", **options}  # gcsfs' small uploads may lose a carriage return at their end
+    if url.startswith(("s3://", "s3a://")):
+        # Some servers send the whole object's checksum with a range of it, and boto would refuse that range.
+        config = {"response_checksum_validation": "when_required"} | dict(options.get("config_kwargs") or {})
+        return {**options, "config_kwargs": config}
+    return options
 
 
 def _object_info(key: str, info: Mapping[str, Any]) -> ObjectInfo:

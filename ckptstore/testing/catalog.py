@@ -2,10 +2,10 @@
 
     class TestMine(CatalogConformance):
         @pytest.fixture
-        def reopen(self, tmp_path):
+        def opener(self, tmp_path):
             return lambda: open_my_catalog(tmp_path)
 
-`reopen` gives a new catalog object on the same place, which is empty at first.
+`opener` gives a new catalog object on the same place, which is empty at first.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -28,9 +29,22 @@ class CatalogConformance(CatalogGcConformance):
     """Reading, committing, names; what concerns gc is inherited."""
 
     @pytest.fixture
-    def reopen(self) -> Callable[[], Catalog]:
-        """Another catalog object on the same place."""
+    def opener(self) -> Callable[[], Catalog]:
+        """Opens a catalog object on one place."""
         raise NotImplementedError
+
+    @pytest.fixture
+    def reopen(self, opener: Callable[[], Catalog]) -> Iterator[Callable[[], Catalog]]:
+        """Another catalog object on the same place, closed in the end."""
+        opened: list[Catalog] = []
+
+        def reopen() -> Catalog:
+            opened.append(opener())
+            return opened[-1]
+
+        yield reopen
+        for catalog in opened:
+            catalog.close()
 
     @pytest.fixture
     def catalog(self, reopen: Callable[[], Catalog]) -> Catalog:
@@ -247,7 +261,8 @@ class CatalogConformance(CatalogGcConformance):
 
     def test_pickle(self, catalog: Catalog) -> None:
         made = make(catalog, new_commit(0))
-        assert pickle.loads(pickle.dumps(catalog)).commits() == [made]
+        with closing(pickle.loads(pickle.dumps(catalog))) as other:
+            assert other.commits() == [made]
 
     def test_threads(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
         catalogs = [catalog, reopen()]

@@ -27,16 +27,31 @@ T = TypeVar("T")
 KEYS = (
     "ckptstore.json",
     "packs/ab/0123456789abcdef.pack",
-    "manifests/exp 7/100.manifest",
-    "a/b.c/d-e_f~g/h",
+    "manifests/exp%20%7/100.manifest",
+    "a/b.c/d-e_f/h",
     "percent%20/%/%25",
-    "x=1&y=2,3;4:5@6+7!8'(9)$*[0]{1}#frag?query",
-    "unicode/é-日本-🙂",
     ".hidden/.file",
     "UPPER/upper",
     "n" * 200,
 )
-NOT_KEYS = ("", "/", "/etc/passwd", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", "a\0b", "a\\b")
+NOT_KEYS = (
+    "",
+    "/",
+    "/etc/passwd",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "../a",
+    "a/../b",
+    "a/./b",
+    "a\0b",
+    "a\\b",
+    "a b",
+    "é",
+    "a?b",
+    "a#b",
+)
 
 
 class StorageConformance:
@@ -45,9 +60,14 @@ class StorageConformance:
     Attributes:
         racing_puts_lose: of several writers racing for one key, all but one get ObjectExists. A storage without
             conditional writes sets it to False; that is safe only as long as nobody else writes the same key.
+        hides_parts: an object that is being written is not seen. A storage that shows it sets it to False; that is safe
+            where nobody asks for an object before its writer has told of it.
+        many: how many objects are listed at once; more than a page.
     """
 
     racing_puts_lose = True
+    hides_parts = True
+    many = 2000
 
     @pytest.fixture
     def storage(self) -> Storage:
@@ -148,7 +168,9 @@ class StorageConformance:
         info = storage.head("a/key")
         assert (info.key, info.size) == ("a/key", len(DATA))
         assert abs(info.modified - before) < 600
-        assert list(storage.list("a/key")) == [info]
+        [listed] = storage.list("a/key")
+        assert (listed.key, listed.size) == (info.key, info.size)
+        assert abs(listed.modified - info.modified) < 1  # HTTP's headers tell whole seconds
 
     @pytest.mark.parametrize("key", ["gone", "folder", "folder/gone", "folder/key/below"])
     def test_missing_object(self, storage: Storage, key: str) -> None:
@@ -156,7 +178,11 @@ class StorageConformance:
         for act in (storage.get, storage.head, lambda key: read(storage, key, 0, 1)):
             with pytest.raises(ObjectNotFound, match=key):
                 act(key)
-        storage.delete(key)
+
+    def test_delete_what_is_not_there(self, storage: Storage) -> None:
+        storage.put("folder/key", [DATA])
+        for key in ("gone", "folder/gone", "gone/gone"):
+            storage.delete(key)
         assert storage.get("folder/key") == DATA
 
     def test_delete(self, storage: Storage) -> None:
@@ -198,7 +224,7 @@ class StorageConformance:
             list(storage.list(prefix))
 
     def test_list_thousands(self, storage: Storage) -> None:
-        expected = {f"packs/{number % 16:x}/{number}" for number in range(2000)}
+        expected = {f"packs/{number % 16:x}/{number}" for number in range(self.many)}
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda key: storage.put(key, [b"x"]), expected))
         found = [info.key for info in storage.list("packs/")]
@@ -232,11 +258,11 @@ class StorageConformance:
 
     def test_concurrent_puts_of_different_keys(self, storage: Storage) -> None:
         def put(number: int) -> None:
-            storage.put(f"new/folder/{number}", [bytes([number]) * 1000] * 3)
+            storage.put(f"new/folder/{number}", [b"%02d" % number * 500] * 3)
 
         together(put, 16)
         for number in range(16):
-            assert storage.get(f"new/folder/{number}") == bytes([number]) * 3000
+            assert storage.get(f"new/folder/{number}") == b"%02d" % number * 1500
 
     def test_racing_puts_of_one_key(self, storage: Storage) -> None:
         def put(number: int) -> bool:
@@ -256,14 +282,16 @@ class StorageConformance:
 
     def test_readers_never_see_a_part(self, storage: Storage) -> None:
         size = 8 << 20
+        unfinished = () if self.hides_parts else (CorruptData,)
 
         def look(written: Event) -> None:
             while not written.is_set():
-                assert {info.size for info in storage.list("")} <= {size}
+                sizes = {info.size for info in storage.list("")}
                 try:
-                    assert storage.head("key").size == size
+                    sizes.add(storage.head("key").size)
+                    assert sizes == {size} or not self.hides_parts
                     assert read(storage, "key", size - 1, 1) == b"z"
-                except ObjectNotFound:
+                except (ObjectNotFound, *unfinished):
                     continue
 
         with ThreadPoolExecutor(1) as pool:

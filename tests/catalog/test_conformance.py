@@ -11,5 +11,11 @@ from ckptstore.testing.catalog import CatalogConformance
 
 class TestSqlite(CatalogConformance):
     @pytest.fixture
-    def reopen(self, tmp_path: Path) -> Callable[[], SqlCatalog]:
+    def opener(self, tmp_path: Path) -> Callable[[], SqlCatalog]:
         return lambda: open_catalog(f"sqlite:///{tmp_path}/catalog.sqlite", create=True)
+
+
+class TestPostgres(CatalogConformance):
+    @pytest.fixture
+    def opener(self, postgres: str) -> Callable[[], SqlCatalog]:
+        return lambda: open_catalog(postgres, create=True)

@@ -91,7 +91,7 @@ def sealed(decoded, *, frame=None):
     head = struct.Struct("<8sQQQ")
     body = frame or zstandard.compress(decoded)
     bare = head.pack(b"ckptmanf", len(body), len(decoded), 0)
-    return head.pack(b"ckptmanf", len(body), len(decoded), checksum(bare + body)) + body
+    return head.pack(b"ckptmanf", len(body), len(decoded), checksum(bare + body)) + body + b"ckptmend"
 
 
 FIELDS = msgspec.msgpack.decode(msgspec.msgpack.encode(a_document()))

@@ -31,6 +31,28 @@ class TestMemory(StorageConformance):
         return open_storage(f"memory://{uuid.uuid4().hex}/below")
 
 
+class TestS3(StorageConformance):
+    """The server, which is not S3 itself, knows no If-None-Match, and shows what is being written."""
+
+    racing_puts_lose = False
+    hides_parts = False
+
+    @pytest.fixture
+    def storage(self, s3):
+        return open_storage(s3.url, storage_options=s3.options)
+
+
+class TestGcs(StorageConformance):
+    """The server, which is not GCS itself, knows no ifGenerationMatch."""
+
+    racing_puts_lose = False
+    many = 300
+
+    @pytest.fixture
+    def storage(self, gcs):
+        return open_storage(gcs.url, storage_options=gcs.options)
+
+
 class TestWrapped(StorageConformance):
     @pytest.fixture
     def storage(self, tmp_path):
