@@ -53,9 +53,11 @@ if TYPE_CHECKING:
         UnsupportedLeaf,
     )
     from ckptstore.format.manifest import TensorEntry, ValueEntry
+    from ckptstore.opening import rebuild_catalog
     from ckptstore.operations.background import CommitHandle
     from ckptstore.operations.diff import Change, Diff, Numbers
     from ckptstore.operations.gc import GcPlan, GcReport
+    from ckptstore.operations.rebuild import LeftOut, RebuildReport
     from ckptstore.operations.retention import KeepBest, KeepEvery, KeepLast, Policy
     from ckptstore.operations.verify import Problem, VerifyReport
     from ckptstore.operations.view import ManifestView
@@ -85,6 +87,7 @@ __all__ = [
     "KeepBest",
     "KeepEvery",
     "KeepLast",
+    "LeftOut",
     "ManifestView",
     "MissingData",
     "NotAStore",
@@ -97,6 +100,7 @@ __all__ = [
     "Policy",
     "Problem",
     "RNGState",
+    "RebuildReport",
     "Run",
     "RunNotFound",
     "SchemaTooNew",
@@ -122,6 +126,7 @@ __all__ = [
     "ValueEntry",
     "VerifyReport",
     "open",
+    "rebuild_catalog",
 ]
 
 _ELSEWHERE = {
@@ -145,8 +150,11 @@ _ELSEWHERE = {
     "Store": "store:Store",
     "TensorEntry": "format.manifest:TensorEntry",
     "ValueEntry": "format.manifest:ValueEntry",
+    "LeftOut": "operations.rebuild:LeftOut",
+    "RebuildReport": "operations.rebuild:RebuildReport",
     "VerifyReport": "operations.verify:VerifyReport",
     "open": "store:open_store",
+    "rebuild_catalog": "opening:rebuild_catalog",
 }
 
 

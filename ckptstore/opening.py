@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 import uuid
+import warnings
+import weakref
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import check_address, open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
+from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.errors import CatalogError, CatalogLocation, InvalidArgument, NotAStore, ObjectExists, ObjectNotFound
 from ckptstore.format import version
 from ckptstore.format.digests import digest_named
 from ckptstore.format.version import StoreConfig
+from ckptstore.operations.rebuild import RebuildReport, rebuild
+from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage import open_storage
 from ckptstore.storage.base import Storage
 from ckptstore.storage.filesystem import network_file_system
@@ -41,11 +49,14 @@ def open_parts(
     config = _read_config(storage)
     if config is None and not create:
         raise _no_store(storage)
+    if catalog is None and config is not None and not isinstance(storage, LocalStorage):
+        return _open_documents(storage, config)
     address = _catalog_url(storage, catalog)
     check_address(address)
     config = config or _found(storage, digest, chunk_bytes)
     version.check_features(config.requires_read, "read", storage.url)
-    found = open_catalog(address, create=create, read_only=read_only)
+    refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
+    found = open_catalog(address, create=create, refusal=refusal)
     _check_owner(storage, found, config, read_only=read_only)
     return ChunkStore(ReadOnly(storage) if read_only else storage, found, config)
 
@@ -58,7 +69,7 @@ def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, rea
         catalog.bind(config.id)
     owner = catalog.owner()
     if owner is None:
-        advice = "bring the catalog back from a copy"
+        advice = "bring the catalog back from a copy, or make it anew with ckptstore rebuild"
         raise CatalogError(f"the catalog {catalog.url} is empty, but {storage.url} holds commits: {advice}")
     if owner != config.id:
         advice = "give each store a catalog of its own"
@@ -80,6 +91,70 @@ def migrate_catalog(url: str | os.PathLike[str], *, catalog: str | None = None) 
     if _read_config(storage) is None:
         raise _no_store(storage)
     return upgrade(_catalog_url(storage, catalog))
+
+
+def rebuild_catalog(
+    url: str | os.PathLike[str],
+    *,
+    catalog: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: ProgressCallback | None = None,
+) -> RebuildReport:
+    """Make the catalog of a store anew from its storage: for one that was lost, damaged, or restored too old.
+
+    Every commit whose document and chunks are all there is in it again, as it was made. Tags are not, and deletions
+    that could still be restored are undone. Nobody may use the store meanwhile. When it was interrupted, do it again.
+
+    Args:
+        url: the store.
+        catalog: URL of an empty database; by default `catalog.sqlite` in the folder, which must have been moved away.
+        storage_options: what fsspec passes on to the file system of a URL.
+        progress: called with (stage, bytes done, bytes in all).
+
+    Returns:
+        What the catalog has now, and what was left out, with the reason.
+
+    Raises:
+        NotAStore: there is none.
+        CatalogError: the catalog is one already.
+    """
+    storage = open_storage(url, storage_options=storage_options)
+    config = _read_config(storage)
+    if config is None:
+        raise _no_store(storage)
+    version.check_features(config.requires_read, "read", storage.url)
+    total = sum(info.size for info in storage.list("manifests/"))
+    return _fill(_catalog_url(storage, catalog), storage, config, meter(progress, "rebuild", total))
+
+
+def _fill(address: str, storage: Storage, config: StoreConfig, advance: Advance = ignore) -> RebuildReport:
+    """It becomes the store's last of all, so that one which is not complete is not believed."""
+    with closing(open_catalog(address, create=True)) as catalog:
+        if catalog.owner() is not None:
+            advice = "move it away, or give catalog= an empty database"
+            raise CatalogError(f"the catalog {catalog.url} is a store's already: {advice}")
+        report = rebuild(ChunkStore(storage, catalog, config), advance)
+        catalog.bind(config.id)
+    return report
+
+
+def _open_documents(storage: Storage, config: StoreConfig) -> ChunkStore:
+    """For reading only, with a catalog of our own that is made from the documents, and goes when it is not used."""
+    folder = tempfile.mkdtemp(prefix="ckptstore-")
+    address = sqlite_url(os.path.join(folder, CATALOG_FILE))
+    version.check_features(config.requires_read, "read", storage.url)
+    for left in _fill(address, storage, config).left_out:
+        warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=5)
+    refusal = f"{storage.url} was opened without its catalog, for reading only: give catalog=, the database URL of it"
+    found = open_catalog(address, create=False, refusal=refusal)
+    weakref.finalize(found, _remove_folder, folder, os.getpid())
+    return ChunkStore(ReadOnly(storage), found, config)
+
+
+def _remove_folder(folder: str, process: int) -> None:
+    """Not in a child that was forked: the parent still reads there."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _no_store(storage: Storage) -> NotAStore:

@@ -50,7 +50,7 @@ LIBRARIES = {
 }
 """Where a library that is not Python's own may be imported."""
 
-NEIGHBOURS = {("cli", "integrations"), ("operations", "progress")}
+NEIGHBOURS = {("cli", "integrations"), ("operations", "progress"), ("opening", "operations"), ("opening", "progress")}
 """Parts of one floor of which the first may import the second; all others of one floor do not know each other."""
 
 MOST_LINES = 400

@@ -85,7 +85,7 @@ class NewCommit:
     """What a writer asks the catalog to make true in one transaction.
 
     `packs` are this session's own; `uses` are the names of every other pack the manifest relies on.
-    `parent` is a commit id; `manifest` is the whole manifest document.
+    `parent` is a commit id; `manifest` is the whole manifest document; `created` is now unless it is given.
     """
 
     id: str
@@ -101,6 +101,7 @@ class NewCommit:
     new_bytes: int
     packs: Sequence[NewPack] = ()
     uses: Sequence[str] = ()
+    created: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

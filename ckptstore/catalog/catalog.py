@@ -151,18 +151,18 @@ class SqlCatalog:
             collection.settle(db, done)
 
 
-def open_catalog(url: str, *, create: bool, read_only: bool = False) -> SqlCatalog:
+def open_catalog(url: str, *, create: bool, refusal: str = "") -> SqlCatalog:
     """The catalog at a SQLAlchemy URL, `sqlite:///path/to/catalog.sqlite` or `postgresql://user@host/database`.
 
-    With `create`, an empty place gets the schema; two processes may do so at once. With `read_only`, every method that
-    writes raises StorageReadOnly.
+    With `create`, an empty place gets the schema; two processes may do so at once. With a `refusal`, every method that
+    writes raises StorageReadOnly telling it.
 
     Raises:
         InvalidArgument: not such a URL.
         SchemaTooOld, SchemaTooNew: the schema is not this version's.
         CatalogError: the database can not be read, or holds no catalog.
     """
-    database = Database(url, read_only=read_only)
+    database = Database(url, refusal=refusal)
     if create:
         database.prepare()
     version = stored_version(database)

@@ -18,13 +18,13 @@ from ckptstore.errors import CatalogError, InvalidArgument, StorageReadOnly
 class Database:
     """One database. Connections are made when needed, for each process its own, so it survives fork and pickle."""
 
-    def __init__(self, url: str, *, read_only: bool = False) -> None:
-        self._address, self._read_only = url, read_only
+    def __init__(self, url: str, *, refusal: str = "") -> None:
+        self._address, self._refusal = url, refusal
         self.parsed = _parse(url)
         self._engines: dict[int, Engine] = {}
 
     def __reduce__(self) -> tuple[partial[Database], tuple[str]]:
-        return partial(Database, read_only=self._read_only), (self._address,)
+        return partial(Database, refusal=self._refusal), (self._address,)
 
     @property
     def url(self) -> str:
@@ -40,8 +40,8 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction under the store's lock, durable when left without an error."""
-        if self._read_only:
-            raise StorageReadOnly(f"catalog {self.url} was opened for reading only: open the store without read_only")
+        if self._refusal:
+            raise StorageReadOnly(self._refusal)
         with self._errors(), self._engine().connect() as connection, dialects.writing(connection).begin():
             dialects.lock(connection)
             yield connection

@@ -172,7 +172,7 @@ def _insert_commit(db: Connection, run: int, new: NewCommit) -> int:
         run=run,
         step=new.step,
         parent=parent,
-        created=Clock(),
+        created=Clock() if new.created is None else new.created,
         metadata=json.dumps(dict(new.metadata)),
         content=new.content,
         document=new.document,

@@ -16,7 +16,7 @@ from ckptstore.cli.contents import diff, ls
 from ckptstore.cli.failures import GuardedGroup
 from ckptstore.cli.files import export_, import_
 from ckptstore.cli.history import log, restore, rm, show, steps, tag
-from ckptstore.cli.upkeep import init, migrate, stats, verify
+from ckptstore.cli.upkeep import init, migrate, rebuild, stats, verify
 
 __all__ = ["cli", "main"]
 
@@ -34,7 +34,7 @@ def cli() -> None:
 
 for _command in (
     *(init, log, show, steps, ls, diff, tag, rm, restore, gc, verify, stats),
-    *(export_, import_, migrate, completion),
+    *(export_, import_, migrate, rebuild, completion),
 ):
     cli.add_command(_command)
 

@@ -23,6 +23,7 @@ _RUNS = (
     Column("FORKED FROM", fold=True),
 )
 _PROBLEMS = (Column("OBJECT", fold=True), Column("PROBLEM", fold=True), Column("AFFECTED", fold=True))
+_LEFT_OUT = (Column("LEFT OUT", fold=True), Column("WHY", fold=True))
 _MOST_AFFECTED = 3
 
 
@@ -116,6 +117,27 @@ def verify(context: click.Context, place: Place, *, as_json: bool) -> None:
         _print_report(report)
     if not report.ok:
         context.exit(FAILED)
+
+
+@click.command()
+@store_command
+def rebuild(place: Place, *, as_json: bool) -> None:
+    """Make a lost catalog anew from storage.
+
+    Move a damaged or too old one away first. Tags are not in storage; deletions that can be restored are undone.
+    """
+    from ckptstore.opening import rebuild_catalog
+
+    with progress_bar() as progress:
+        report = rebuild_catalog(place.url, catalog=place.catalog, progress=progress)
+    if as_json:
+        left_out = [{"object": left.object, "reason": left.reason} for left in report.left_out]
+        print_json({"commits": report.commits, "packs": report.packs, "left_out": left_out})
+        return
+    if report.left_out:
+        print_table(_LEFT_OUT, [[left.object, text.clean(left.reason)] for left in report.left_out])
+        click.echo()
+    click.echo(f"entered {text.count(report.commits, 'commit')} and {text.count(report.packs, 'pack')}")
 
 
 def _print_report(report: VerifyReport) -> None:

@@ -35,6 +35,7 @@ NAMES = [
     "KeepBest",
     "KeepEvery",
     "KeepLast",
+    "LeftOut",
     "ManifestView",
     "MissingData",
     "NotAStore",
@@ -47,6 +48,7 @@ NAMES = [
     "Policy",
     "Problem",
     "RNGState",
+    "RebuildReport",
     "Run",
     "RunNotFound",
     "SchemaTooNew",
@@ -72,6 +74,7 @@ NAMES = [
     "ValueEntry",
     "VerifyReport",
     "open",
+    "rebuild_catalog",
 ]
 
 SIGNATURES = {

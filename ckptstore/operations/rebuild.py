@@ -1,0 +1,197 @@
+"""A catalog from what lies in storage: every manifest document whose chunks are all there is a commit again.
+
+Documents and the footers of packs say everything but three things: tags, deletions that can still be restored (they
+are undone), and commits that died just before they began to exist (they do exist then: all their bytes are there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import TypeVar
+
+from ckptstore.catalog.base import ChunkLocation, NewCommit, NewPack
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.errors import CkptStoreError, CorruptData, MissingData
+from ckptstore.format import document, packs
+from ckptstore.format.document import Document
+from ckptstore.format.manifest import check_consistent, chunk_digests, logical_bytes
+from ckptstore.operations.session import LEASE_SECONDS
+from ckptstore.storage.base import ObjectInfo, RangeRead, Storage
+
+_WORKERS = 8
+_BATCH = 64
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An object in storage that the new catalog knows nothing of: its key, and why."""
+
+    object: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """What a rebuild found: commits and packs that the catalog has now, and what it left out."""
+
+    commits: int
+    packs: int
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """What is kept in memory of a document until its commit is made."""
+
+    key: str
+    id: str
+    run: str
+    step: int
+    parent: str | None
+    created: float
+
+
+def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
+    """Enter every whole commit of the storage into the catalog, which nobody else may use meanwhile.
+
+    Commits that the catalog has already are kept, so an interrupted rebuild can be run again. `advance` is told the
+    bytes of each document that was entered.
+    """
+    left_out: list[LeftOut] = []
+    held = dict(_read_packs(chunks.storage, left_out))
+    places = {chunk.digest: pack.name for pack in held.values() for chunk in pack.chunks}
+    candidates = _newest(_read_documents(chunks, places.keys(), left_out), left_out)
+    live = {pack.name for pack in chunks.catalog.packs()}
+    for batch in _batched(_parents_first(candidates)):
+        for candidate, data in zip(batch, _each(batch, lambda one: chunks.storage.get(one.key)), strict=True):
+            if chunks.catalog.by_id(candidate.id) is None:
+                live |= _enter(chunks, candidate.key, data, held, places, live)
+            advance(len(data))
+    return RebuildReport(len(candidates), len(live), tuple(left_out))
+
+
+def _enter(
+    chunks: ChunkStore, key: str, data: bytes, held: Mapping[str, NewPack], places: Mapping[bytes, str], live: set[str]
+) -> set[str]:
+    """Make a commit through the writers' own door; the packs it needs."""
+    written = document.decode(data, key)
+    needed = {places[digest] for digest in _digests(chunks, written)}
+    own = [held[name] for name in sorted(needed - live)]
+    session = chunks.catalog.open_session(LEASE_SECONDS)
+    chunks.catalog.reserve(session, [pack.name for pack in own], document=key)
+    new = NewCommit(
+        id=written.id,
+        run=written.run,
+        step=written.step,
+        parent=written.parent,
+        metadata=written.metadata,
+        content=written.content,
+        document=key,
+        manifest=data,
+        leaves=len(written.manifest.entries),
+        logical_bytes=logical_bytes(written.manifest),
+        new_bytes=sum(pack.size for pack in own) + len(data),
+        packs=own,
+        uses=sorted(needed & live),
+        created=written.created,
+    )
+    chunks.catalog.commit(session, new)
+    return needed
+
+
+def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[tuple[str, NewPack]]:
+    found = list(storage.list("packs/"))
+    for info, pack in zip(found, _each(found, lambda info: _or_reason(lambda: _read_pack(storage, info))), strict=True):
+        if isinstance(pack, str):
+            left_out.append(LeftOut(info.key, pack))
+        else:
+            yield pack.name, pack
+
+
+def _read_pack(storage: Storage, info: ObjectInfo) -> NewPack:
+    name = info.key.rpartition("/")[2].removesuffix(".pack")
+    if info.key != packs.pack_key(name) or info.size < packs.TAIL_BYTES:
+        raise CorruptData(f"{info.key} is no pack")
+    tail = _read(storage, info.key, info.size - packs.TAIL_BYTES, packs.TAIL_BYTES)
+    offset, length = packs.footer_range(tail, info.size, name)
+    frames = packs.read_footer(_read(storage, info.key, offset, length), tail, name)
+    chunks = [
+        ChunkLocation(frame.digest, name, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)
+        for frame in frames
+    ]
+    return NewPack(name, info.size, chunks)
+
+
+def _read(storage: Storage, key: str, offset: int, length: int) -> bytearray:
+    out = bytearray(length)
+    storage.get_ranges(key, [RangeRead(offset, memoryview(out))])
+    return out
+
+
+def _read_documents(chunks: ChunkStore, known: Iterable[bytes], left_out: list[LeftOut]) -> Iterator[_Candidate]:
+    there = frozenset(known)
+    keys = [info.key for info in chunks.storage.list("manifests/")]
+    for key, found in zip(keys, _each(keys, lambda key: _or_reason(lambda: _check(chunks, key, there))), strict=True):
+        if isinstance(found, str):
+            left_out.append(LeftOut(key, found))
+        else:
+            yield found
+
+
+def _check(chunks: ChunkStore, key: str, there: frozenset[bytes]) -> _Candidate:
+    written = document.decode(chunks.storage.get(key), key)
+    check_consistent(written.manifest, chunks.digest.size, key)
+    if written.store != chunks.config.id or key != document.document_key(written.run, written.step, written.id):
+        raise CorruptData(f"{key} is of another store or commit than its name says")
+    missing = _digests(chunks, written) - there
+    if missing:
+        address = f"{written.run}@{written.step}"
+        raise MissingData(f"{address}: {len(missing)} of its chunks are in no pack, {min(missing).hex()} among them")
+    return _Candidate(key, written.id, written.run, written.step, written.parent, written.created)
+
+
+def _digests(chunks: ChunkStore, written: Document) -> set[bytes]:
+    entries = written.manifest.entries.values()
+    return {digest for entry in entries for digest in chunk_digests(entry, chunks.digest.size)}
+
+
+def _newest(candidates: Iterable[_Candidate], left_out: list[LeftOut]) -> list[_Candidate]:
+    """One for each step: a step that was deleted and made anew may have left an older document."""
+    newest: dict[tuple[str, int], _Candidate] = {}
+    for candidate in sorted(candidates, key=lambda one: (one.created, one.id)):
+        older = newest.pop((candidate.run, candidate.step), None)
+        if older is not None:
+            left_out.append(LeftOut(older.key, f"{older.run}@{older.step} was made anew later"))
+        newest[candidate.run, candidate.step] = candidate
+    return list(newest.values())
+
+
+def _parents_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    by_id = {candidate.id: candidate for candidate in candidates}
+    parents = {one.id: [one.parent] if one.parent in by_id else [] for one in candidates}
+    return [by_id[name] for name in TopologicalSorter(parents).static_order()]
+
+
+def _or_reason(act: Callable[[], Found]) -> Found | str:
+    try:
+        return act()
+    except CkptStoreError as error:
+        return str(error)
+
+
+def _each(items: Sequence[Item], act: Callable[[Item], Found]) -> Iterator[Found]:
+    """Results in order, a few at a time in threads: most of the time is waiting."""
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        for batch in _batched(items):
+            yield from pool.map(act, batch)
+
+
+def _batched(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    return (items[at : at + _BATCH] for at in range(0, len(items), _BATCH))

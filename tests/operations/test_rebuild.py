@@ -1,0 +1,198 @@
+"""A lost catalog is made anew from storage, and a store is read without one."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+import ckptstore
+from ckptstore.errors import CatalogError, InvalidArgument, NotAStore, StorageError, StorageReadOnly
+from ckptstore.storage.local import LocalStorage
+from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, state_of
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = tmp_path / "store"
+    with ckptstore.open(place, chunk_bytes=4096) as store:
+        for step in range(5):
+            store.commit(state_of("main", step), step=step, metadata={"loss": step / 2})
+        store.commit(state_of("side", 7), step=7, run="side", parent="main@3")
+        store.delete(0)
+        store.gc(grace=0)
+    return place
+
+
+def told(place, **options):
+    """Everything that a rebuild gives back."""
+    with ckptstore.open(place, **options) as store:
+        runs = [(run.name, run.commits, run.latest, run.forked_from) for run in store.runs()]
+    commits = []
+    for name, *_ in runs:
+        with ckptstore.open(place, run=name, **options) as store:
+            commits += store.log()
+    assert all(time.time() - 600 < one.created <= time.time() for one in commits)
+    return runs, [
+        (one.id, one.run, one.step, one.parent_ref, one.metadata, one.content, one.leaves, one.document)
+        for one in commits
+    ]
+
+
+def lose(place):
+    for path in place.glob("catalog.sqlite*"):
+        path.unlink()
+
+
+def test_everything_but_tags_comes_back(place):
+    before = told(place)
+    lose(place)
+    with pytest.raises(CatalogError, match="ckptstore rebuild"):
+        ckptstore.open(place)
+    lose(place)  # opening began one, and did not bind it
+    report = ckptstore.rebuild_catalog(place)
+    assert (report.commits, report.left_out) == (5, ())
+    assert told(place) == before
+    assert assert_whole(place) == {("main", 1), ("main", 2), ("main", 3), ("main", 4), ("side", 7)}
+    with ckptstore.open(place) as store:
+        store.commit(state_of("main", 8), step=8)
+        assert store.find(8).parent_ref == "main@4"
+        assert store.stats().stored_bytes == sum(path.stat().st_size for path in place.rglob("*.pack"))
+    assert_nothing_leaked(place)
+
+
+def test_it_can_be_done_over_what_opening_began(place):
+    before = told(place)
+    lose(place)
+    with pytest.raises(CatalogError):
+        ckptstore.open(place)
+    ckptstore.rebuild_catalog(place)
+    assert told(place) == before
+
+
+def test_a_catalog_that_is_one_is_left_alone(place):
+    before = told(place)
+    with pytest.raises(CatalogError, match="move it away"):
+        ckptstore.rebuild_catalog(place)
+    assert told(place) == before
+
+
+def test_another_database(place, tmp_path, postgres):
+    before = told(place)
+    ckptstore.rebuild_catalog(place, catalog=postgres)
+    assert told(place, catalog=postgres) == before
+
+
+def test_what_is_damaged_is_named_and_left_out(place):
+    with ckptstore.open(place) as store:
+        document = Path(place, store.find(4).document)
+    only = {one.name for one in _packs(place, "side@7")} - {one.name for one in _packs(place, "main@3")}
+    lost = next(path for path in place.rglob("*.pack") if path.stem in only)
+    lost.unlink()
+    document.write_bytes(document.read_bytes()[:-20])
+    lose(place)
+    report = ckptstore.rebuild_catalog(place)
+    reasons = {left.object: left.reason for left in report.left_out}
+    assert report.commits == 3 and len(reasons) == 2
+    assert "side@7" in next(reason for key, reason in reasons.items() if "side" in key)
+    assert "cut short" in reasons[document.relative_to(place).as_posix()]
+    assert_whole(place)
+
+
+def _packs(place, step):
+    with ckptstore.open(place) as store:
+        return store._parts.catalog.packs(store.find(step).id)
+
+
+def test_a_damaged_footer_costs_what_is_in_its_pack(place):
+    victim = max(place.rglob("*.pack"), key=lambda path: path.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[-50] ^= 1
+    victim.write_bytes(data)
+    lose(place)
+    report = ckptstore.rebuild_catalog(place)
+    assert any(victim.stem in left.object and "footer" in left.reason for left in report.left_out)
+    assert assert_whole(place) is not None
+
+
+def test_a_step_made_anew_is_the_newer_one(place):
+    with ckptstore.open(place) as store:
+        store.delete(4)
+        store.commit(state_of("main", 40), step=4)
+        store.delete(3)
+    lose(place)
+    report = ckptstore.rebuild_catalog(place)
+    assert [left.reason for left in report.left_out] == ["main@4 was made anew later"]
+    with ckptstore.open(place) as store:
+        assert store.steps() == [1, 2, 3, 4]  # 3 was deleted, and could still be restored
+        assert store.checkout(4)["step"] == 40
+
+
+def test_an_interrupted_one_is_done_again(place, monkeypatch):
+    before = told(place)
+    lose(place)
+    original, counted = LocalStorage.get, []
+
+    def get(self, key):
+        counted.append(key)
+        if len(counted) == 9:
+            raise StorageError("the network is gone")
+        return original(self, key)
+
+    monkeypatch.setattr(LocalStorage, "get", get)
+    with pytest.raises(StorageError, match="network"):
+        ckptstore.rebuild_catalog(place)
+    with pytest.raises(CatalogError, match="rebuild"):
+        ckptstore.open(place)
+    assert ckptstore.rebuild_catalog(place).commits == 5
+    assert told(place) == before
+
+
+def test_a_copied_store_is_a_store(place, tmp_path):
+    before = told(place)
+    shutil.copytree(place, tmp_path / "copy")
+    shutil.rmtree(place)
+    assert told(tmp_path / "copy") == before
+    assert_whole(tmp_path / "copy")
+
+
+def test_no_store(tmp_path):
+    with pytest.raises(NotAStore):
+        ckptstore.rebuild_catalog(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# without a catalog
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def bucket(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_a_remote_store_is_read_without_its_catalog(bucket, postgres):
+    options = {"storage_options": bucket.options}
+    with pytest.raises(InvalidArgument, match="catalog="):
+        ckptstore.open(bucket.url, **options)
+    with ckptstore.open(bucket.url, catalog=postgres, chunk_bytes=4096, **options) as store:
+        for step in range(3):
+            store.commit(state_of("main", step), step=step, metadata={"loss": step})
+        store.commit(state_of("side", 3), step=3, run="side", parent="main@2")
+    assert told(bucket.url, **options) == told(bucket.url, catalog=postgres, **options)
+    with ckptstore.open(bucket.url, **options) as store:
+        for step in range(3):
+            assert_exact(store, "main", step)
+        assert store.read(1, "model/own", index=slice(3)).shape == (3,)
+        assert store.diff(0, 1).changes and store.stats().commits == 4 and store.verify().ok
+        assert store.latest() == 2 and store.tags() == {} and len(store.runs()) == 2
+        for act in (
+            lambda: store.commit(state_of("main", 9), step=9),
+            lambda: store.commit_async(state_of("main", 9), step=9).result(),
+            lambda: store.delete(0),
+            lambda: store.tag("best", 0),
+            lambda: store.gc(ckptstore.KeepLast(1)),
+        ):
+            with pytest.raises(StorageReadOnly, match="give catalog="):
+                act()
