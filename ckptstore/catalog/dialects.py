@@ -49,7 +49,8 @@ def _postgres_clock(*_: object, **__: object) -> str:
 def make_engine(url: URL) -> Engine:
     """An engine whose transactions are the ones `reading` and `writing` ask for."""
     if url.get_backend_name() != "sqlite":
-        connect = {"options": f"-c lock_timeout={int(BUSY_SECONDS * 1000)}"}
+        theirs = url.query.get("options", "")
+        connect = {"options": f"-c lock_timeout={int(BUSY_SECONDS * 1000)} {theirs}"}
         try:
             return create_engine(url, connect_args=connect, pool_pre_ping=True, max_overflow=-1)
         except ModuleNotFoundError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -30,6 +30,7 @@ from ckptstore.storage.keys import check_key, check_prefix
 _GAP = 128 << 10
 _MOST = 16 << 20
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_SECRETS = ("secret", "password", "token")
 _MODIFIED = ("LastModified", "updated", "modified", "mtime", "last_modified", "created")
 
 
@@ -50,6 +51,7 @@ class FsspecStorage:
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self._url = without_password(url)
+        self._secrets = _secrets(url, storage_options or {})
         self._fs, root = _connect(url, storage_options or {})
         self._root = root.rstrip("/")
         self._creates = "mode" in inspect.signature(self._fs.pipe_file).parameters
@@ -69,7 +71,11 @@ class FsspecStorage:
         with self._writing(key):
             if self._fs.exists(path):  # some servers do not look at the condition of `create`
                 raise FileExistsError(path)
-            self._fs.pipe_file(path, data, **({"mode": "create"} if self._creates else {}))
+            try:
+                self._fs.pipe_file(path, data, **({"mode": "create"} if self._creates else {}))
+            except Exception:
+                if not self._landed(path, data):
+                    raise
 
     def get(self, key: str) -> bytes:
         """See `Storage.get`."""
@@ -121,6 +127,13 @@ class FsspecStorage:
             except FileNotFoundError:
                 return
 
+    def _landed(self, path: str, data: bytes) -> bool:
+        """Whether a put that failed stored everything: its reply may be all that was lost."""
+        try:
+            return bool(self._fs.info(path)["size"] == len(data) and self._fs.cat_file(path) == data)
+        except Exception:  # noqa: BLE001 - the put's own error is the one to tell
+            return False
+
     def _path(self, key: str) -> str:
         check_key(key)
         return f"{self._root}/{key}"
@@ -156,7 +169,7 @@ class FsspecStorage:
         except FileNotFoundError as error:
             raise ObjectNotFound(f"no object at {self._at(key)}") from error
         except Exception as error:
-            raise StorageError(f"cannot read {self._at(key)}: {_reason(error)}") from error
+            raise StorageError(f"cannot read {self._at(key)}: {_reason(error, self._secrets)}") from error
 
     @contextmanager
     def _writing(self, key: str) -> Iterator[None]:
@@ -167,7 +180,7 @@ class FsspecStorage:
         except FileExistsError as error:
             raise ObjectExists(f"{self._at(key)} exists already; what is stored is never overwritten") from error
         except Exception as error:
-            raise _write_error(error)(f"cannot write {self._at(key)}: {_reason(error)}") from error
+            raise _write_error(error)(f"cannot write {self._at(key)}: {_reason(error, self._secrets)}") from error
 
 
 def without_password(url: str) -> str:
@@ -177,7 +190,7 @@ def without_password(url: str) -> str:
 
 def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """A file system of our own, that remembers no listing, and the path of `url` in it."""
-    shown = without_password(url)
+    shown, secrets = without_password(url), _secrets(url, options)
     try:
         fs, root = fsspec.core.url_to_fs(url, **_defaults(url, options), skip_instance_cache=True)
     except ImportError as error:
@@ -185,9 +198,9 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         advice = f'run: pip install "ckptstore[{extra}]"' if extra else str(error)
         raise InvalidArgument(f"{shown}: a package for this scheme is missing; {advice}") from error
     except OSError as error:
-        raise StorageError(f"cannot reach {shown}: {_reason(error)}") from error
+        raise StorageError(f"cannot reach {shown}: {_reason(error, secrets)}") from error
     except Exception as error:
-        raise InvalidArgument(f"{shown}: fsspec cannot open this: {_reason(error)}") from error
+        raise InvalidArgument(f"{shown}: fsspec cannot open this: {_reason(error, secrets)}") from error
     if getattr(fs.pipe_file, "__func__", None) is fsspec.AbstractFileSystem.pipe_file:
         raise InvalidArgument(f"{shown}: fsspec may leave half an object there; use a folder or an object store")
     if isinstance(getattr(fs, "dircache", None), DirCache):
@@ -219,5 +232,19 @@ def _write_error(error: Exception) -> type[StorageError]:
     return StorageFull if isinstance(error, OSError) and error.errno == errno.ENOSPC else StorageError
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _reason(error: Exception, secrets: Iterable[str]) -> str:
+    told = f"{type(error).__name__}: {error}"
+    for secret in secrets:
+        told = told.replace(secret, "***")
+    return told
+
+
+def _secrets(url: str, options: Mapping[str, Any]) -> set[str]:
+    """What must not be shown, of a URL and of options at any depth."""
+    found = set(re.findall(r"://[^:/@]*:([^/]*)@", url))
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found |= _secrets("", value)
+        elif isinstance(value, str) and any(part in str(name).lower() for part in _SECRETS):
+            found.add(value)
+    return found - {""}

@@ -24,6 +24,15 @@ def test_python_blocks_run(page, training):
         exec(compile(block, page, "exec"), training)
 
 
+@pytest.mark.parametrize("place", ["s3", "gcs"])
+def test_remote_blocks_run(place, request, training, postgres):
+    bucket = request.getfixturevalue(place)
+    training |= {"bucket": bucket.url, "options": bucket.options, "database": postgres}
+    for block in blocks(ROOT / "docs" / "remote.md", "python"):
+        exec(compile(block, "docs/remote.md", "exec"), training)
+    training["store"].close()
+
+
 def test_readme_is_set_up_in_two_lines():
     commands = dict(re.findall(r"<!-- (\w+) -->\n```bash\n([^\n]*)\n```", (ROOT / "README.md").read_text()))
     assert commands.keys() == {"quickstart", "tests"}

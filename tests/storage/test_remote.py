@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ckptstore.errors import InvalidArgument, ObjectNotFound, StorageError, StorageFull, StorageReadOnly
+from ckptstore.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageError, StorageFull, StorageReadOnly
 from ckptstore.storage import RangeRead, open_storage
 from ckptstore.storage.remote import FsspecStorage, without_password
 from ckptstore.testing.storage import keys, read
@@ -193,3 +193,54 @@ def test_file_system_out_of_reach(monkeypatch):
 def test_file_system_that_may_leave_parts_is_refused(tmp_path):
     with pytest.raises(InvalidArgument, match="half an object"):
         open_storage(f"local://{tmp_path}")
+
+
+class LosingReplies(OtherScheme):
+    """Stores what it is given, and fails then."""
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        super().pipe_file(path, value, mode=mode, **kwargs)
+        raise FileExistsError(path)  # as when the client sent it again by itself
+
+
+class LosingParts(OtherScheme):
+    """Stores a part of what it is given, and fails then."""
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        super().pipe_file(path, value[:3], mode=mode, **kwargs)
+        raise TimeoutError(path)
+
+
+def test_a_lost_reply_is_no_failure():
+    fsspec.register_implementation("remembering", LosingReplies, clobber=True)
+    storage = FsspecStorage(f"remembering://{uuid.uuid4().hex}")
+    storage.put("key", [b"four", b"five"])
+    assert storage.get("key") == b"fourfive"
+    with pytest.raises(ObjectExists):
+        storage.put("key", [b"other"])
+
+
+def test_a_part_is_a_failure():
+    fsspec.register_implementation("remembering", LosingParts, clobber=True)
+    storage = FsspecStorage(f"remembering://{uuid.uuid4().hex}")
+    with pytest.raises(StorageError, match="TimeoutError"):
+        storage.put("key", [b"four", b"five"])
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("remembering://user:hunter2@bucket/x", {}),
+        ("remembering://bucket/x", {"client_kwargs": {"aws_Secret_key": "hunter2"}}),
+    ],
+)
+def test_secrets_are_not_told(url, options, monkeypatch):
+    class Telling(OtherScheme):
+        def cat_file(self, path, **kwargs):
+            raise TimeoutError(f"no reply from {url} with {options}")
+
+    fsspec.register_implementation("remembering", Telling, clobber=True)
+    storage = FsspecStorage(url, options)
+    with pytest.raises(StorageError, match=r"no reply.*\*\*\*") as found:
+        storage.get("key")
+    assert "hunter2" not in f"{found.value}{storage!r}{storage.url}"
