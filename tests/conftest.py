@@ -53,14 +53,24 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def postgres(postgres_server: str) -> str:
-    """A URL of an empty database."""
-    import psycopg
+def databases(postgres_server: str) -> Callable[[], str]:
+    """Gives URLs of empty databases, another one each time."""
 
-    name = f"test_{uuid.uuid4().hex}"
-    with psycopg.connect(postgres_server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-    return postgres_server.replace("/postgres?", f"/{name}?")
+    def make() -> str:
+        import psycopg
+
+        name = f"test_{uuid.uuid4().hex}"
+        with psycopg.connect(postgres_server, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return postgres_server.replace("/postgres?", f"/{name}?")
+
+    return make
+
+
+@pytest.fixture
+def postgres(databases: Callable[[], str]) -> str:
+    """A URL of an empty database."""
+    return databases()
 
 
 @pytest.fixture(scope="session")

@@ -1,27 +1,56 @@
-"""Whether a store in a folder is whole: every step exact, nothing damaged, and no file that nobody needs."""
+"""Whether a store is whole: every step exact, nothing damaged, and no object that nobody needs."""
 
 from __future__ import annotations
 
 import os
 import random
-import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.engine import Database
 from ckptstore.format.packs import pack_key
 from ckptstore.format.version import KEY
 from ckptstore.opening import CATALOG_FILE
+from ckptstore.storage import open_storage
 from ckptstore.storage.keys import TEMPORARY
 from ckptstore.store import Store, open_store
 from ckptstore.testing.equality import assert_same
 
 CHUNK_BYTES = 4096
 """The setting under which the tensors of `state_of` have several chunks."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a store is; `catalog` and `storage_options` as `open` takes them."""
+
+    url: str
+    catalog: str | None = None
+    storage_options: dict[str, Any] | None = None
+
+    def open(self, run: str = "main", **settings: Any) -> Store:
+        """The store."""
+        return open_store(self.url, catalog=self.catalog, run=run, storage_options=self.storage_options, **settings)
+
+    @property
+    def catalog_url(self) -> str:
+        """Where its catalog is."""
+        return self.catalog or sqlite_url(Path(self.url) / CATALOG_FILE)
+
+
+Place = Site | Path | str
+"""A site, or the folder of a store."""
+
+
+def site_of(place: Place) -> Site:
+    """The site of a folder."""
+    return place if isinstance(place, Site) else Site(str(place))
 
 
 def state_of(run: str, step: int) -> dict[str, Any]:
@@ -43,10 +72,11 @@ def assert_exact(store: Store, run: str, step: int) -> None:
     assert_same(store.checkout(f"{run}@{step}"), state_of(run, step))
 
 
-def assert_whole(place: Path, needed: Iterable[tuple[str, int]] = ()) -> set[tuple[str, int]]:
+def assert_whole(place: Place, needed: Iterable[tuple[str, int]] = ()) -> set[tuple[str, int]]:
     """Every live step is exact, the needed ones are among them, and `verify` finds nothing; the live (run, step)s."""
-    with open_store(place) as store:
-        live = {(run.name, step) for run in store.runs() for step in _steps(place, run.name)}
+    site = site_of(place)
+    with site.open() as store:
+        live = {(run.name, step) for run in store.runs() for step in _steps(site, run.name)}
         lost = set(needed) - live
         assert not lost, f"lost: {sorted(lost)}"
         for run, step in live:
@@ -56,48 +86,50 @@ def assert_whole(place: Path, needed: Iterable[tuple[str, int]] = ()) -> set[tup
     return live
 
 
-def assert_nothing_leaked(place: Path) -> None:
+def assert_nothing_leaked(place: Place) -> None:
     """When leases have run out, a gc without grace leaves what commits need and nothing else.
 
     To be called when nobody writes: it lets the time of every session pass.
     """
     expire_sessions(place)
     age_temporary(place)
-    with open_store(place) as store:
+    with site_of(place).open() as store:
         store.gc(grace=0)
     stored, needed = files(place), needed_files(place)
     assert stored == needed, f"leaked: {sorted(stored - needed)}, missing: {sorted(needed - stored)}"
 
 
-def files(place: Path) -> set[str]:
-    """Every file of a store, unfinished ones too, except the database's own."""
-    found = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+def files(place: Place) -> set[str]:
+    """Every object of a store; in a folder also unfinished files, but not the database's own."""
+    site = site_of(place)
+    if "://" in site.url:
+        return {info.key for info in open_storage(site.url, storage_options=site.storage_options).list("")}
+    found = {path.relative_to(site.url).as_posix() for path in Path(site.url).rglob("*") if path.is_file()}
     return {name for name in found if not name.startswith(CATALOG_FILE)}
 
 
-def needed_files(place: Path) -> set[str]:
-    """Every file that the catalog relies on."""
-    catalog = open_catalog(sqlite_url(place / CATALOG_FILE), create=False)
-    with closing(catalog):
+def needed_files(place: Place) -> set[str]:
+    """Every object that the catalog relies on."""
+    with closing(open_catalog(site_of(place).catalog_url, create=False)) as catalog:
         documents = {commit.document for commit in catalog.commits(deleted=True)}
         packs = {pack_key(pack.name) for pack in catalog.packs() if pack.state == "live" and pack.needed_by}
     return {KEY} | documents | packs
 
 
-def expire_sessions(place: Path) -> None:
+def expire_sessions(place: Place) -> None:
     """Let the lease of every session run out."""
-    with closing(sqlite3.connect(place / CATALOG_FILE)) as database, database:
-        database.execute("UPDATE sessions SET expires = 0")
+    with closing(Database(site_of(place).catalog_url)) as database, database.write() as connection:
+        connection.exec_driver_sql("UPDATE sessions SET expires = 0")
 
 
-def age_temporary(place: Path) -> None:
-    """Let a long time pass since unfinished files were written."""
-    for path in place.rglob(f"{TEMPORARY}*"):
+def age_temporary(place: Place) -> None:
+    """Let a long time pass since unfinished files were written; only folders have some."""
+    for path in Path(site_of(place).url).rglob(f"{TEMPORARY}*"):
         os.utime(path, (0, 0))
 
 
-def _steps(place: Path, run: str) -> list[int]:
-    with open_store(place, run=run) as store:
+def _steps(site: Site, run: str) -> list[int]:
+    with site.open(run) as store:
         return store.steps()
 
 

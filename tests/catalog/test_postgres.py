@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 from sqlalchemy import create_engine, text
 
+from ckptstore.catalog import dialects
 from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.engine import Database
 from ckptstore.errors import CatalogBusy, CatalogError
-from ckptstore.testing.catalog_making import make, new_commit
+from ckptstore.testing.catalog_making import LEASE, make, new_commit, new_pack
 
 
 def in_schema(postgres, name):
@@ -46,3 +49,51 @@ def test_a_password_is_not_told():
         open_catalog("postgresql://user:hunter2@127.0.0.1:1/none", create=True)
     assert "hunter2" not in str(found.value)
     assert "127.0.0.1" in str(found.value)
+
+
+# Two traps of Postgres, each shown without its remedy, then with it
+
+
+def behind_a_writer(postgres, write, look):
+    """What `look` finds in a transaction that began while another one, which did `write`, was not over yet."""
+    with closing(Database(postgres)) as one, closing(Database(postgres)) as other, ThreadPoolExecutor(1) as pool:
+
+        def see():
+            with other.write() as connection:
+                return look(connection)
+
+        with one.write() as connection:
+            write(connection)
+            seeing = pool.submit(see)
+            with pytest.raises(TimeoutError):
+                seeing.result(0.3)  # it waits
+        return seeing.result(10)
+
+
+@pytest.mark.parametrize(("isolation", "seen"), [("REPEATABLE READ", 0), ("READ COMMITTED", 1)])
+def test_a_snapshot_is_not_taken_before_the_lock(postgres, monkeypatch, isolation, seen):
+    open_catalog(postgres, create=True).close()
+    monkeypatch.setitem(dialects._WRITE["postgresql"], "isolation_level", isolation)
+    insert = text("INSERT INTO runs (name, created) VALUES ('main', 0)")
+    count = text("SELECT count(*) FROM runs")
+    found = behind_a_writer(postgres, lambda db: db.execute(insert), lambda db: db.execute(count).scalar())
+    assert found == seen
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_subquery_is_not_answered_from_an_old_snapshot(postgres, monkeypatch, locked):
+    """An update that waited for a row looks at that row again, but not at what its subqueries found before."""
+    with closing(open_catalog(postgres, create=True)) as catalog:
+        make(catalog, new_commit(0, [new_pack("a")]))
+        session = catalog.open_session(LEASE)
+        if not locked:
+            monkeypatch.setattr(dialects, "lock", lambda _: None)
+
+        def pin(connection):
+            connection.execute(text("UPDATE packs SET created = created + 1"))
+            pinned = text("INSERT INTO pins (session, pack) SELECT :session, key FROM packs")
+            connection.execute(pinned, {"session": session})
+
+        condemn = text("UPDATE packs SET state = 'condemned' WHERE NOT EXISTS (SELECT 1 FROM pins WHERE pack = key)")
+        behind_a_writer(postgres, pin, lambda connection: connection.execute(condemn))
+        assert [pack.state for pack in catalog.packs()] == ["live" if locked else "condemned"]

@@ -16,7 +16,7 @@ import ckptstore
 import ckptstore.operations.background
 import ckptstore.operations.checkout
 import ckptstore.operations.commit
-from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, state_of
+from ckptstore.testing.audit import CHUNK_BYTES, Site, assert_exact, state_of
 
 SHARED = "shared"
 
@@ -89,7 +89,7 @@ def verifier(place, _, seconds):
 
 
 def open_here(place, run="main"):
-    return ckptstore.open(place, run=run, chunk_bytes=CHUNK_BYTES)
+    return Site(**place).open(run, chunk_bytes=CHUNK_BYTES)
 
 
 def names(store):

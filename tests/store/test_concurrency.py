@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,21 @@ import ckptstore
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.opening import open_parts
 from ckptstore.store import Store
-from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, state_of
+from ckptstore.testing.audit import (
+    CHUNK_BYTES,
+    Site,
+    assert_exact,
+    assert_nothing_leaked,
+    assert_whole,
+    site_of,
+    state_of,
+)
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import Intercepted
 from ckptstore.testing.storage import together
 
 CHURN_SECONDS = 8
+REMOTE_CHURN_SECONDS = 60
 IMPORTING_SECONDS = 4
 
 CHILD = Path(__file__).with_name("concurrent_child.py")
@@ -30,7 +40,9 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)
 def at_once(*works):
     """What comes of (place, act, number, seconds) processes that start at the same moment."""
     start = time.time() + IMPORTING_SECONDS
-    orders = [json.dumps([str(place), act, number, start, seconds]) for place, act, number, seconds in works]
+    orders = [
+        json.dumps([asdict(site_of(place)), act, number, start, seconds]) for place, act, number, seconds in works
+    ]
     done = subprocess.run(
         [sys.executable, CHILD], input="\n".join(orders), env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
@@ -76,10 +88,19 @@ def test_of_processes_that_commit_something_else_to_one_step_one_wins(tmp_path, 
 
 
 def test_committers_collectors_and_readers(tmp_path):
-    place = tmp_path / "store"
-    acts = ["committer", "committer", "committer", "collector", "collector", "reader", "reader", "verifier"]
-    results = at_once(*((place, act, number, CHURN_SECONDS) for number, act in enumerate(acts)))
-    assert outcomes(results, "collector") == [None, None]
+    acts = ["committer"] * 3 + ["collector"] * 2 + ["reader"] * 2 + ["verifier"]
+    churn(tmp_path / "store", acts, CHURN_SECONDS)
+
+
+@pytest.mark.slow
+def test_committers_collectors_and_readers_of_a_bucket(s3, postgres):
+    acts = ["committer"] * 8 + ["collector"] * 2 + ["reader"] * 2 + ["verifier"]
+    churn(Site(s3.url, postgres, s3.options), acts, REMOTE_CHURN_SECONDS)
+
+
+def churn(place, acts, seconds):
+    results = at_once(*((place, act, number, seconds) for number, act in enumerate(acts)))
+    assert set(outcomes(results, "collector")) == {None}
     assert outcomes(results, "verifier") == [None]
     assert all(isinstance(read, int) and read > 0 for read in outcomes(results, "reader")), results
     kept = {(f"run {number}", step) for act, number, came in results if act == "committer" for step in came}
@@ -160,7 +181,15 @@ def test_threads_commit_in_the_background_of_one_store(tmp_path):
 def test_a_fork_of_an_open_store(tmp_path):
     script = """
 import os, sys, ckptstore
-from ckptstore.testing.audit import state_of
+from ckptstore.testing.audit import (
+    CHUNK_BYTES,
+    Site,
+    assert_exact,
+    assert_nothing_leaked,
+    assert_whole,
+    site_of,
+    state_of,
+)
 store = ckptstore.open(sys.argv[1], chunk_bytes=4096)
 store.commit(state_of("main", 0), step=0)
 store.checkout(0)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 import ckptstore
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.catalog import open_catalog
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, StepExists, StepProtected, StorageError
 from ckptstore.format.packs import pack_key
@@ -37,20 +34,19 @@ def state_of(content):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    def __init__(self):
+    def __init__(self, site):
         super().__init__()
-        self.place = Path(tempfile.mkdtemp()) / "store"
-        self.store = ckptstore.open(self.place, chunk_bytes=4096)
+        self.site = site
+        self.store = site.open(chunk_bytes=4096)
         self.live: dict[int, tuple[int, int]] = {}
         self.deleted: list[tuple[int, tuple[int, int]]] = []
         self.tags: dict[str, int] = {}
         self.abandoned = False
 
     def teardown(self):
-        assert_nothing_leaked(self.place)
+        assert_nothing_leaked(self.site)
         self.nothing_is_lost()
         self.store.close()
-        shutil.rmtree(self.place.parent)
 
     @rule(step=STEPS, content=CONTENTS, in_background=st.booleans())
     def commit(self, step, content, in_background):
@@ -89,7 +85,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.abandoned)
     @rule()
     def leases_run_out(self):
-        expire_sessions(self.place)
+        expire_sessions(self.site)
         self.store.gc(grace=3600)
         self.abandoned = False
 
@@ -153,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.deleted += [(step, self.live.pop(step)) for step in report.deleted]
         if grace == 0:
             self.deleted.clear()
-            assert self.abandoned or files(self.place) == needed_files(self.place)
+            assert self.abandoned or files(self.site) == needed_files(self.site)
 
     def kept_by(self, policy):
         if isinstance(policy, ckptstore.KeepLast):
@@ -165,7 +161,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self):
         self.store.close()
-        self.store = ckptstore.open(self.place)
+        self.store = self.site.open()
 
     @invariant()
     def nothing_is_lost(self):
@@ -179,10 +175,10 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_leaked(self):
         """Every file is needed, or known to the catalog as garbage: a dead writer's once its lease is over."""
-        stored, needed = files(self.place), needed_files(self.place)
+        stored, needed = files(self.site), needed_files(self.site)
         assert needed <= stored
         if not self.abandoned:
-            with closing(open_catalog(sqlite_url(self.place / "catalog.sqlite"), create=False)) as catalog:
+            with closing(open_catalog(self.site.catalog_url, create=False)) as catalog:
                 garbage = catalog.garbage(0)
             assert stored - needed <= {*garbage.documents, *map(pack_key, garbage.packs)}
 
@@ -192,13 +188,13 @@ class StoreMachine(RuleBasedStateMachine):
     def failing_store(self, n, after, ignored=()):
         """A store on the same place whose nth storage operation that changes something fails."""
         parts = open_parts(
-            self.place,
-            catalog=None,
+            self.site.url,
+            catalog=self.site.catalog,
             create=False,
             read_only=False,
             digest="xxh3_128",
             chunk_bytes=4096,
-            storage_options=None,
+            storage_options=self.site.storage_options,
         )
         for name in ignored:
             setattr(parts.catalog, name, lambda *_: None)
@@ -206,7 +202,15 @@ class StoreMachine(RuleBasedStateMachine):
         return Store(ChunkStore(storage, parts.catalog, parts.config), RUN)
 
 
-TestStoreMachine = pytest.mark.timeout(900)(StoreMachine.TestCase)  # shrinking a failure takes minutes
-TestStoreMachine.settings = settings(
-    max_examples=22, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+@pytest.mark.timeout(900)  # shrinking a failure takes minutes
+def test_random_use(sites, tmp_path):
+    here = sites().url.startswith(str(tmp_path))
+    run_state_machine_as_test(
+        lambda: StoreMachine(sites()),  # type: ignore[arg-type]  # a maker will do
+        settings=settings(
+            max_examples=22 if here else 4,  # each operation on a server takes a hundred times as long
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
