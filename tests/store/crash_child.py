@@ -1,4 +1,4 @@
-"""Writers that are made to be killed. Reads "<place> <seed>" lines, forks a writer for each, says its pid.
+"""Writers that are made to be killed. Reads lines of JSON, [site, seed], forks a writer for each, says its pid.
 
 Torch and all that a writer needs is imported once, before the forks. A writer says what it is about to do and what is
 done, a line each: "begin <verb> <run> <step>" and "done <verb> <run> <step>".
@@ -6,18 +6,18 @@ done, a line each: "begin <verb> <run> <step>" and "done <verb> <run> <step>".
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
 from itertools import count
-from pathlib import Path
 
 import ckptstore
 import ckptstore.operations.background
 import ckptstore.operations.checkout
 import ckptstore.operations.commit
 import ckptstore.operations.restore
-from ckptstore.testing.audit import CHUNK_BYTES, state_of
+from ckptstore.testing.audit import CHUNK_BYTES, Site, state_of
 
 RUNS = ("main", "other")
 
@@ -27,9 +27,9 @@ def say(*words):
 
 
 class Writer:
-    def __init__(self, place, seed):
+    def __init__(self, site, seed):
         self.random = random.Random(seed)
-        self.stores = {run: ckptstore.open(place, run=run, chunk_bytes=CHUNK_BYTES) for run in RUNS}
+        self.stores = {run: Site(**site).open(run, chunk_bytes=CHUNK_BYTES) for run in RUNS}
         self.next = {run: 1 + (store.latest() or 0) for run, store in self.stores.items()}
         say("begin work - 0")
 
@@ -87,11 +87,11 @@ class Writer:
 def main():
     say("ready")
     for line in sys.stdin:
-        place, seed = line.rsplit(maxsplit=1)
+        site, seed = json.loads(line)
         pid = os.fork()
         if pid == 0:
             try:
-                Writer(Path(place), seed).work()
+                Writer(site, seed).work()
             except BaseException as error:  # noqa: BLE001 - a writer that ends by itself is a failure to tell
                 say("failed", type(error).__name__, str(error).replace("\n", " "))
             os._exit(1)

@@ -5,22 +5,26 @@ A failure names the seed of its round; the writer draws the same operations from
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import ckptstore
-from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, assert_whole, state_of
+from ckptstore.testing.audit import CHUNK_BYTES, Site, assert_nothing_leaked, assert_whole, site_of, state_of
 
-KILLS = 100
+KILLS = 250
+KILLS_ON_SERVERS = 60
 KILLS_WHILE_FOUNDING = 20
 LONGEST_LIFE = 0.2
+LONGEST_LIFE_ON_SERVERS = 0.6
 
 pytestmark = pytest.mark.crash
 
@@ -41,7 +45,7 @@ class Nursery:
 
     def life(self, place, seed, seconds, *, working=True):
         """What a writer said in its life of so many seconds, counted from its first work or from its birth."""
-        self.orders.write(f"{place} {seed}\n".encode())
+        self.orders.write(json.dumps([asdict(site_of(place)), seed]).encode() + b"\n")
         self.orders.flush()
         said: list[list[str]] = []
         pid = int(self.wait_for("pid", said)[1])
@@ -99,20 +103,29 @@ class Ledger:
 
 
 def test_a_killed_writer_loses_nothing_and_leaves_nothing_behind(tmp_path, nursery):
-    place, ledger, interrupted = tmp_path / "store", Ledger(), 0
-    for seed in range(KILLS):
-        said = nursery.life(place, seed, random.Random(seed).uniform(0, LONGEST_LIFE))
+    kill_again_and_again(tmp_path / "store", nursery, KILLS, LONGEST_LIFE)
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_writer_on_servers(s3, postgres, nursery):
+    kill_again_and_again(Site(s3.url, postgres, s3.options), nursery, KILLS_ON_SERVERS, LONGEST_LIFE_ON_SERVERS)
+
+
+def kill_again_and_again(place, nursery, kills, longest_life):
+    ledger, interrupted = Ledger(), 0
+    for seed in range(kills):
+        said = nursery.life(place, seed, random.Random(seed).uniform(0, longest_life))
         interrupted += said[-1][0] == "begin"
         ledger.hear(said)
         ledger.see(assert_whole(place, ledger.certain))
         ledger.see({*ledger.certain, ("main", commit_anew(place, ledger))})
-    assert interrupted > KILLS // 4
+    assert interrupted > kills // 4
     assert_nothing_leaked(place)
     assert assert_whole(place) == ledger.certain
 
 
 def commit_anew(place, ledger):
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         step = 1 + (store.latest() or 0)
         ledger.possible.add(("main", step))
         store.commit(state_of("main", step), step=step)
