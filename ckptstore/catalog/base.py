@@ -84,8 +84,9 @@ class NewPack:
 class NewCommit:
     """What a writer asks the catalog to make true in one transaction.
 
-    `packs` are this session's own; `uses` are the names of every other pack the manifest relies on.
-    `parent` is a commit id; `manifest` is the whole manifest document; `created` is now unless it is given.
+    `packs` are this session's own; `needs` has the name of every pack that the manifest relies on, its own too, and how
+    many bytes of its payloads. `parent` is a commit id; `manifest` is the whole manifest document; `created` is now
+    unless it is given.
     """
 
     id: str
@@ -100,24 +101,55 @@ class NewCommit:
     logical_bytes: int
     new_bytes: int
     packs: Sequence[NewPack] = ()
-    uses: Sequence[str] = ()
+    needs: Mapping[str, int] = field(default_factory=dict)
     created: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Packs that take the place of others: what a writer asks the catalog to make true in one transaction.
+
+    Attributes:
+        packs: this session's own.
+        instead_of: names of the packs that the commits shall not need any more.
+        needs: commit id → pack name → bytes needed of it, in their stead; every commit that is told about.
+        lost: commit id → digests of the chunks it needs that no pack holds any more.
+        damaged: whether those packs are bad: nothing may be found in them any more, and no other commit may need them.
+    """
+
+    packs: Sequence[NewPack]
+    instead_of: Sequence[str]
+    needs: Mapping[str, Mapping[str, int]]
+    lost: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    damaged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PackRecord:
-    """A pack as the catalog knows it: `state` is pending, live, condemned or deleted; `needed_by` counts commits."""
+    """A pack as the catalog knows it.
+
+    Attributes:
+        name: random 32-hex name.
+        state: pending, live, damaged, condemned or deleted.
+        size: bytes of the object.
+        created: when it was reserved.
+        needed_by: how many commits, live or deleted, need it.
+        needed_bytes: the most that one of them needs of it; 0 when that is not known.
+        verified: when its bytes were last found to be as they were written, or None.
+    """
 
     name: str
     state: str
     size: int
     created: float
     needed_by: int
+    needed_bytes: int
+    verified: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Condemned:
-    """What one gc round took out of the catalog and must now be removed from storage."""
+class Objects:
+    """Objects in storage: manifest documents by their keys, packs by their names."""
 
     documents: Sequence[str] = ()
     packs: Sequence[str] = ()
@@ -186,6 +218,21 @@ class Catalog(Protocol):
     def pack_chunks(self, pack: str) -> list[ChunkLocation]:
         """The locations recorded for one pack."""
 
+    def users(self, pack: str) -> list[str]:
+        """Ids of the commits, live or deleted, that need a pack."""
+
+    def copies(self, digests: Sequence[bytes]) -> list[ChunkLocation]:
+        """Every place in a live pack where one of these chunks lies."""
+
+    def lost(self) -> dict[bytes, list[str]]:
+        """Chunks that commits need and no pack holds any more, as `rewrite` was told: digest → ids of the commits."""
+
+    def gone(self, listed: Objects) -> Objects:
+        """Which of these are known to have been removed. Names are never used again, so they may be removed again."""
+
+    def unknown(self, listed: Objects) -> Objects:
+        """Which of these the catalog never heard of."""
+
     def stats(self, run: str | None = None) -> CatalogStats:
         """Counts of everything, or of one run (packs and stored bytes are then those its commits need)."""
 
@@ -225,6 +272,14 @@ class Catalog(Protocol):
             StepExists: the step holds other content.
         """
 
+    def rewrite(self, session: str, new: Rewrite) -> None:
+        """Let commits need other packs, durably, and end the session. Commits that were purged meanwhile are left out.
+
+        Raises:
+            SessionFenced: the session is not open any more, a pack that is needed is gone, or, with `damaged`, another
+                commit needs one of those packs.
+        """
+
     # names and deletion
 
     def tag(self, name: str, commit: CommitRecord) -> None:
@@ -247,21 +302,29 @@ class Catalog(Protocol):
         StepNotFound when no deleted commit is left there.
         """
 
+    # upkeep
+
+    def mark_verified(self, packs: Sequence[str]) -> None:
+        """Record that the bytes of these packs were found to be as they were written."""
+
+    def replace_manifest(self, commit: str, data: bytes) -> None:
+        """Give a commit its manifest document back. Raises StepNotFound when it was purged."""
+
     # gc
 
     def fence_expired(self) -> int:
         """Fence the sessions whose lease ran out; how many there were."""
 
-    def garbage(self, grace: float) -> Condemned:
+    def garbage(self, grace: float) -> Objects:
         """What `condemn` would condemn now, without changing anything; `documents` are of commits to be purged."""
 
-    def condemn(self, grace: float) -> Condemned:
+    def condemn(self, grace: float) -> Objects:
         """Purge commits deleted more than `grace` seconds ago; condemn live packs that no commit, live or deleted,
-        needs and no open session pins, and what fenced and ended sessions reserved without committing it. Locations of
-        condemned packs and manifests of purged commits go in the same transaction.
+        needs and no open session pins, what fenced and ended sessions reserved without committing it, and damaged packs
+        once nothing is lost. Locations of condemned packs and manifests of purged commits go in the same transaction.
 
         Returns everything that is condemned or purged and not yet settled, from earlier, interrupted rounds too.
         """
 
-    def settle(self, done: Condemned) -> None:
+    def settle(self, done: Objects) -> None:
         """Record that these objects are gone from storage."""

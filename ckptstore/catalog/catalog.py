@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 from sqlalchemy import URL
 
-from ckptstore.catalog import collection, dialects, names, queries, sessions
+from ckptstore.catalog import collection, dialects, names, queries, rewriting, sessions, upkeep
 from ckptstore.catalog.base import (
     CatalogStats,
     ChunkLocation,
     CommitRecord,
-    Condemned,
     NewCommit,
+    Objects,
     PackRecord,
+    Rewrite,
     RunRecord,
 )
 from ckptstore.catalog.engine import Database
@@ -90,6 +91,26 @@ class SqlCatalog:
         with self._database.read() as db:
             return dialects.integrity(db) + queries.check(db)
 
+    def users(self, pack: str) -> list[str]:
+        with self._database.read() as db:
+            return upkeep.users(db, pack)
+
+    def copies(self, digests: Sequence[bytes]) -> list[ChunkLocation]:
+        with self._database.read() as db:
+            return upkeep.copies(db, digests)
+
+    def lost(self) -> dict[bytes, list[str]]:
+        with self._database.read() as db:
+            return upkeep.lost(db)
+
+    def gone(self, listed: Objects) -> Objects:
+        with self._database.read() as db:
+            return upkeep.gone(db, listed)
+
+    def unknown(self, listed: Objects) -> Objects:
+        with self._database.read() as db:
+            return upkeep.unknown(db, listed)
+
     def open_session(self, lease_seconds: float) -> str:
         with self._database.write() as db:
             return sessions.open_session(db, lease_seconds)
@@ -114,6 +135,10 @@ class SqlCatalog:
         with self._database.write() as db:
             return sessions.commit(db, session, new)
 
+    def rewrite(self, session: str, new: Rewrite) -> None:
+        with self._database.write() as db:
+            rewriting.rewrite(db, session, new)
+
     def tag(self, name: str, commit: CommitRecord) -> None:
         with self._database.write() as db:
             names.tag(db, name, commit)
@@ -134,19 +159,27 @@ class SqlCatalog:
         with self._database.write() as db:
             return names.restore(db, run, step)
 
+    def mark_verified(self, packs: Sequence[str]) -> None:
+        with self._database.write() as db:
+            upkeep.mark_verified(db, packs)
+
+    def replace_manifest(self, commit: str, data: bytes) -> None:
+        with self._database.write() as db:
+            upkeep.replace_manifest(db, commit, data)
+
     def fence_expired(self) -> int:
         with self._database.write() as db:
             return sessions.fence_expired(db)
 
-    def garbage(self, grace: float) -> Condemned:
+    def garbage(self, grace: float) -> Objects:
         with self._database.read() as db:
             return collection.garbage(db, grace)
 
-    def condemn(self, grace: float) -> Condemned:
+    def condemn(self, grace: float) -> Objects:
         with self._database.write() as db:
             return collection.condemn(db, grace)
 
-    def settle(self, done: Condemned) -> None:
+    def settle(self, done: Objects) -> None:
         with self._database.write() as db:
             collection.settle(db, done)
 

@@ -6,25 +6,34 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, insert, literal, null, or_, select, update
 
-from ckptstore.catalog.base import Condemned
+from ckptstore.catalog.base import Objects
 from ckptstore.catalog.dialects import Clock
 from ckptstore.catalog.queries import LIVE, batched
-from ckptstore.catalog.schema import chunks, commit_packs, commits, loose_documents, packs, pins
+from ckptstore.catalog.schema import (
+    chunks,
+    commit_packs,
+    commits,
+    gone_documents,
+    loose_documents,
+    lost_chunks,
+    packs,
+    pins,
+)
 
 _unowned = loose_documents.c.session.is_(None)
 
 
-def garbage(db: Connection, grace: float) -> Condemned:
+def garbage(db: Connection, grace: float) -> Objects:
     """What `condemn` would return."""
     overdue = _overdue(db, grace)
     documents = db.execute(
         select(loose_documents.c.document).where(_unowned).union_all(select(commits.c.document).where(overdue))
     )
     useless = db.execute(select(packs.c.name).where(or_(packs.c.state == "condemned", _useless(overdue))))
-    return Condemned(sorted(documents.scalars()), sorted(useless.scalars()))
+    return Objects(sorted(documents.scalars()), sorted(useless.scalars()))
 
 
-def condemn(db: Connection, grace: float) -> Condemned:
+def condemn(db: Connection, grace: float) -> Objects:
     """Take garbage out of the catalog; everything that is not settled yet."""
     overdue = _overdue(db, grace)
     _condemn_packs(db, list(db.execute(select(packs.c.key).where(_useless(overdue))).scalars()))
@@ -33,13 +42,15 @@ def condemn(db: Connection, grace: float) -> Condemned:
     db.execute(delete(commits).where(overdue))
     documents = db.execute(select(loose_documents.c.document).where(_unowned)).scalars()
     condemned = db.execute(select(packs.c.name).where(packs.c.state == "condemned")).scalars()
-    return Condemned(sorted(documents), sorted(condemned))
+    return Objects(sorted(documents), sorted(condemned))
 
 
-def settle(db: Connection, done: Condemned) -> None:
+def settle(db: Connection, done: Objects) -> None:
     """These objects are gone from storage."""
     for documents in batched(done.documents):
-        db.execute(delete(loose_documents).where(loose_documents.c.document.in_(documents), _unowned))
+        these = loose_documents.c.document.in_(documents) & _unowned
+        db.execute(insert(gone_documents).from_select(["document"], select(loose_documents.c.document).where(these)))
+        db.execute(delete(loose_documents).where(these))
     for names in batched(done.packs):
         condemned = update(packs).where(packs.c.name.in_(names), packs.c.state == "condemned")
         db.execute(condemned.values(state="deleted"))
@@ -56,7 +67,9 @@ def _useless(overdue: ColumnElement[bool]) -> ColumnElement[bool]:
     needed = exists().where(commit_packs.c.pack == packs.c.key, kept, or_(LIVE, ~overdue))
     pinned = exists().where(pins.c.pack == packs.c.key)
     left_behind = (packs.c.state == "pending") & packs.c.session.is_(None)
-    return or_(left_behind, (packs.c.state == "live") & ~needed & ~pinned)
+    lost = exists().where(lost_chunks.c.commit == commits.c.key, or_(LIVE, ~overdue))
+    done_with = (packs.c.state == "damaged") & ~lost
+    return or_(left_behind, done_with, (packs.c.state == "live") & ~needed & ~pinned)
 
 
 def _condemn_packs(db: Connection, keys: Sequence[int]) -> None:

@@ -30,7 +30,7 @@ _commits = (
 _location = (
     chunks.c.digest, packs.c.name, chunks.c.offset, chunks.c.length, chunks.c.raw_length, chunks.c.codec, chunks.c.base
 )  # fmt: skip
-_locations = select(*_location).join(packs, packs.c.key == chunks.c.pack)
+LOCATIONS = select(*_location).join(packs, packs.c.key == chunks.c.pack)
 _ranked = select(packs.c.key, packs.c.state, *_location).join(packs, packs.c.key == chunks.c.pack)
 
 
@@ -125,7 +125,7 @@ def manifest(db: Connection, commit: str) -> bytes:
     """The manifest document of a commit id."""
     data = db.execute(select(manifests.c.data).join(commits).where(commits.c.id == commit)).scalar()
     if data is None:
-        raise StepNotFound(f"no commit {commit}: it was purged, or is of another store")
+        raise purged(commit)
     return bytes(data)
 
 
@@ -144,8 +144,11 @@ def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocatio
 def all_packs(db: Connection, commit: str | None) -> list[PackRecord]:
     """Packs that are not deleted, of the store or of one commit."""
     users = commit_packs.alias()
-    needed_by = select(func.count()).where(users.c.pack == packs.c.key).scalar_subquery()
-    wanted = select(packs.c.name, packs.c.state, packs.c.size, packs.c.created, needed_by)
+    of_pack = users.c.pack == packs.c.key
+    needed_by = select(func.count()).where(of_pack).scalar_subquery()
+    needed_bytes = select(func.coalesce(func.max(users.c.bytes), 0)).where(of_pack).scalar_subquery()
+    numbers = packs.c.size, packs.c.created, needed_by, needed_bytes, packs.c.verified
+    wanted = select(packs.c.name, packs.c.state, *numbers)
     if commit is not None:
         wanted = wanted.select_from(packs).join(commit_packs).join(commits, commits.c.key == commit_packs.c.commit)
         wanted = wanted.where(commits.c.id == commit)
@@ -155,7 +158,7 @@ def all_packs(db: Connection, commit: str | None) -> list[PackRecord]:
 
 def pack_chunks(db: Connection, pack: str) -> list[ChunkLocation]:
     """The locations recorded for one pack, in its order."""
-    found = db.execute(_locations.where(packs.c.name == pack).order_by(chunks.c.offset))
+    found = db.execute(LOCATIONS.where(packs.c.name == pack).order_by(chunks.c.offset))
     return [ChunkLocation(*row) for row in found]
 
 
@@ -201,6 +204,11 @@ def check(db: Connection) -> list[str]:
     wanted = wanted.join(commits).join(packs, packs.c.key == commit_packs.c.pack)
     found = db.execute(wanted.where(packs.c.state != "live"))
     return [f"commit {commit} needs the pack {pack}, which is {state}" for commit, pack, state in found]
+
+
+def purged(commit: str) -> StepNotFound:
+    """The error for the id of a commit that is not there."""
+    return StepNotFound(f"no commit {commit}: it was purged, or is of another store")
 
 
 def step_not_found(db: Connection, run: str, key: int, step: int) -> StepNotFound:

@@ -20,7 +20,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """The revision this version of ckptstore reads and writes. Revisions are ordered, zero-padded numbers."""
 
 metadata = MetaData(
@@ -107,6 +107,7 @@ packs = Table(
     Column("size", BigInteger, nullable=False),
     Column("chunks", BigInteger, nullable=False),
     Column("created", Float, nullable=False),
+    Column("verified", Float),
 )
 
 # Documents that no commit owns: reserved by a session, or (session NULL) to be removed from storage.
@@ -116,6 +117,9 @@ loose_documents = Table(
     Column("document", Text, primary_key=True),
     Column("session", _Name, ForeignKey("sessions.id", ondelete="SET NULL"), index=True),
 )
+
+# Names are never used again, so what lies in storage under one of these may go: a writer or a power cut was late.
+gone_documents = Table("gone_documents", metadata, Column("document", Text, primary_key=True))
 
 # Two writers may upload the same chunk at once; each commit relies on the pack it named.
 chunks = Table(
@@ -131,11 +135,22 @@ chunks = Table(
     sqlite_with_rowid=False,
 )
 
+# `bytes` of the pack are what the commit needs of it.
 commit_packs = Table(
     "commit_packs",
     metadata,
     _reference("commits", on_delete="CASCADE", primary=True),
     _reference("packs", primary=True, index=True),
+    Column("bytes", BigInteger, nullable=False, server_default="0"),
+    sqlite_with_rowid=False,
+)
+
+# Chunks that commits need and no pack holds any more; whoever brings one back heals them.
+lost_chunks = Table(
+    "lost_chunks",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    _reference("commits", on_delete="CASCADE", primary=True, index=True),
     sqlite_with_rowid=False,
 )
 

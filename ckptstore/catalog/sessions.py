@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, bindparam, delete, exists, insert, literal, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, insert, literal, select, update
 
 from ckptstore.catalog import queries
 from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewCommit, NewPack
@@ -19,6 +19,7 @@ from ckptstore.catalog.schema import (
     commit_packs,
     commits,
     loose_documents,
+    lost_chunks,
     manifests,
     packs,
     pins,
@@ -54,7 +55,7 @@ def fence_expired(db: Connection) -> int:
 
 def pin(db: Connection, session: str, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
     """Locate, and pin the packs found."""
-    _check_open(db, session)
+    check_open(db, session)
     found = queries.locate(db, digests)
     for names in queries.batched(sorted({location.pack for location in found.values()})):
         pinned = exists().where(pins.c.session == session, pins.c.pack == packs.c.key)
@@ -65,7 +66,7 @@ def pin(db: Connection, session: str, digests: Sequence[bytes]) -> dict[bytes, C
 
 def reserve(db: Connection, session: str, names: Sequence[str], document: str | None) -> None:
     """Record packs as pending, and a document as not yet any commit's."""
-    _check_open(db, session)
+    check_open(db, session)
     if names:
         row = insert(packs).values(state="pending", session=session, size=0, chunks=0, created=Clock())
         db.execute(row.values(name=bindparam("pack_name")), [{"pack_name": name} for name in names])
@@ -86,18 +87,19 @@ def commit(db: Connection, session: str, new: NewCommit) -> CommitRecord:
 
 
 def _insert(db: Connection, session: str, run: int, new: NewCommit) -> None:
-    _check_open(db, session)
-    own = _own_packs(db, session, new.packs)
-    used = _live_packs(db, new.uses)
-    _make_live(db, own, new.packs)
+    check_open(db, session)
+    own = own_packs(db, session, new.packs)
+    needed = own | live_packs(db, [name for name in new.needs if name not in own])
+    make_live(db, own, new.packs)
     key = _insert_commit(db, run, new)
-    edges = {*own.values(), *used}
+    edges = [{"commit": key, "pack": pack, "bytes": new.needs.get(name, 0)} for name, pack in needed.items()]
     if edges:
-        db.execute(insert(commit_packs), [{"commit": key, "pack": pack} for pack in edges])
+        db.execute(insert(commit_packs), edges)
     db.execute(delete(loose_documents).where(loose_documents.c.document == new.document))
 
 
-def _check_open(db: Connection, session: str) -> None:
+def check_open(db: Connection, session: str) -> None:
+    """Raise SessionFenced unless the session is open."""
     if db.execute(select(sessions.c.id).where(sessions.c.id == session)).scalar() is None:
         raise _fenced(session)
 
@@ -118,7 +120,8 @@ def _run(db: Connection, new: NewCommit) -> int:
     return int(db.execute(made.returning(runs.c.key)).scalar_one())
 
 
-def _own_packs(db: Connection, session: str, new: Sequence[NewPack]) -> dict[str, int]:
+def own_packs(db: Connection, session: str, new: Sequence[NewPack]) -> dict[str, int]:
+    """Name → row of packs that the session reserved. Raises SessionFenced when they are not its own."""
     found: dict[str, int] = {}
     for names in queries.batched([pack.name for pack in new]):
         wanted = select(packs.c.name, packs.c.key).where(packs.c.name.in_(names))
@@ -130,8 +133,8 @@ def _own_packs(db: Connection, session: str, new: Sequence[NewPack]) -> dict[str
     return found
 
 
-def _live_packs(db: Connection, uses: Sequence[str]) -> list[int]:
-    names = list(dict.fromkeys(uses))
+def live_packs(db: Connection, names: Sequence[str]) -> dict[str, int]:
+    """Name → row of live packs. Raises SessionFenced when gc has taken one."""
     found: dict[str, int] = {}
     for some in queries.batched(names):
         live = select(packs.c.name, packs.c.key).where(packs.c.name.in_(some), packs.c.state == "live")
@@ -139,10 +142,11 @@ def _live_packs(db: Connection, uses: Sequence[str]) -> list[int]:
     gone = next((name for name in names if name not in found), None)
     if gone is not None:
         raise SessionFenced(f"gc has taken the pack {gone} that this commit relies on: commit again")
-    return list(found.values())
+    return found
 
 
-def _make_live(db: Connection, own: dict[str, int], new: Sequence[NewPack]) -> None:
+def make_live(db: Connection, own: dict[str, int], new: Sequence[NewPack]) -> None:
+    """From now on the chunks of these packs are found; commits that had lost some of them get them back."""
     if not new:
         return
     now_live = update(packs).where(packs.c.key == bindparam("pack")).values(state="live", session=None)
@@ -151,6 +155,19 @@ def _make_live(db: Connection, own: dict[str, int], new: Sequence[NewPack]) -> N
     rows = [_chunk_row(chunk, own[pack.name]) for pack in new for chunk in pack.chunks]
     if rows:
         db.execute(insert(chunks), rows)
+        _heal(db, list(own.values()))
+
+
+def _heal(db: Connection, fresh: Sequence[int]) -> None:
+    if db.execute(select(lost_chunks.c.digest).limit(1)).first() is None:
+        return
+    for some in queries.batched(fresh):
+        back = select(lost_chunks.c.commit, chunks.c.pack, func.sum(chunks.c.length))
+        back = back.join(chunks, chunks.c.digest == lost_chunks.c.digest).where(chunks.c.pack.in_(some))
+        edges = back.group_by(lost_chunks.c.commit, chunks.c.pack)
+        db.execute(insert(commit_packs).from_select(["commit", "pack", "bytes"], edges))
+        found = select(chunks.c.digest).where(chunks.c.pack.in_(some))
+        db.execute(delete(lost_chunks).where(lost_chunks.c.digest.in_(found)))
 
 
 def _chunk_row(chunk: ChunkLocation, pack: int) -> dict[str, object]:

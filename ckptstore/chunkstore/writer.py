@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Self, TypeVar
@@ -57,6 +58,7 @@ class ChunkWriter:
         self._storage, self._catalog, self._session_id = storage, catalog, session
         self._compute, self._refuse, self._advance = digest.compute, refuse, advance
         self._pack_of: dict[bytes, str] = {}
+        self._used: Counter[str] = Counter()
         self._own: list[NewPack] = []
         self._names: list[str] = []
         self._builder = packs.PackBuilder()
@@ -78,19 +80,21 @@ class ChunkWriter:
             digests += self._write_window(window)
         return digests
 
-    def finish(self) -> tuple[list[NewPack], list[str]]:
-        """Wait until everything is durable; this session's own packs, and the others that were relied on."""
+    def finish(self) -> tuple[list[NewPack], dict[str, int]]:
+        """Wait until everything is durable; this session's own packs, and how many bytes are needed of each pack."""
         if self._builder.frames:
             self._put_pack()
         wait_all(self._puts)
-        own = {pack.name for pack in self._own}
-        return self._own, sorted(set(self._pack_of.values()) - own)
+        own = {pack.name: sum(chunk.length for chunk in pack.chunks) for pack in self._own}
+        return self._own, dict(self._used) | own
 
     def _write_window(self, window: list[Piece]) -> list[bytes]:
         digests = self._spread(self._digest, window)
         unseen = list({digest for digest in digests if digest not in self._pack_of})
         found = self._catalog.pin(self._session_id, unseen) if unseen else {}
-        self._pack_of.update((digest, location.pack) for digest, location in found.items())
+        for digest, location in found.items():
+            self._pack_of[digest] = location.pack
+            self._used[location.pack] += location.length
         fresh = {digest: piece for digest, piece in zip(digests, window, strict=True) if digest not in self._pack_of}
         if fresh:
             self._store_fresh(fresh)

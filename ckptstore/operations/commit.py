@@ -53,8 +53,8 @@ def _commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance, refu
     with writing_session(chunks.catalog) as session:
         with chunks.writer(session, refuse=refuse, advance=advance) as writer:
             manifest = _write_leaves(writer, flat, chunks.config.chunk_bytes)
-            own, used = writer.finish()
-        new = _new_commit(chunks, manifest, draft, own, used)
+            own, needs = writer.finish()
+        new = _new_commit(chunks, manifest, draft, own, needs)
         chunks.catalog.reserve(session, (), document=new.document)
         chunks.storage.put(new.document, [new.manifest])
         made = chunks.catalog.commit(session, new)
@@ -68,7 +68,9 @@ def _exists(chunks: ChunkStore, draft: Draft) -> bool:
     return newest is not None and newest.step == draft.step
 
 
-def _new_commit(chunks: ChunkStore, manifest: Manifest, draft: Draft, own: list[NewPack], used: list[str]) -> NewCommit:
+def _new_commit(
+    chunks: ChunkStore, manifest: Manifest, draft: Draft, own: list[NewPack], needs: dict[str, int]
+) -> NewCommit:
     name = uuid.uuid4().hex
     content = chunks.digest.compute(document.encode_manifest(manifest))
     body = document.Document(
@@ -80,7 +82,7 @@ def _new_commit(chunks: ChunkStore, manifest: Manifest, draft: Draft, own: list[
         created=time.time(),
         metadata=draft.metadata,
         content=content,
-        packs=tuple(sorted({*used, *(pack.name for pack in own)})),
+        packs=tuple(sorted(needs)),
         manifest=manifest,
     )
     data = document.encode(body)
@@ -97,7 +99,7 @@ def _new_commit(chunks: ChunkStore, manifest: Manifest, draft: Draft, own: list[
         logical_bytes=logical_bytes(manifest),
         new_bytes=sum(pack.size for pack in own) + len(data),
         packs=own,
-        uses=used,
+        needs=needs,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ckptstore.catalog.base import Catalog, CommitRecord, Condemned
+from ckptstore.catalog.base import Catalog, CommitRecord, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNotFound, StepProtected
 from ckptstore.format import version
@@ -64,7 +64,7 @@ class GcPlan:
     run: str
     delete: tuple[CommitRecord, ...]
     keep: dict[str, str]
-    condemned: Condemned
+    condemned: Objects
     freed_bytes: int
     grace: float
 
@@ -124,7 +124,7 @@ def _check_grace(grace: object) -> None:
         raise InvalidArgument(f"grace={grace!r}: give 0 or more seconds")
 
 
-def remove(storage: Storage, catalog: Catalog, condemned: Condemned) -> int:
+def remove(storage: Storage, catalog: Catalog, condemned: Objects) -> int:
     """Delete what is condemned, documents first, so that a rebuild never meets a document without its packs.
 
     Returns the bytes of the packs, those included that dead writers left.
@@ -132,12 +132,12 @@ def remove(storage: Storage, catalog: Catalog, condemned: Condemned) -> int:
     freed = 0
     for key in condemned.documents:
         storage.delete(key)
-    catalog.settle(Condemned(documents=condemned.documents))
+    catalog.settle(Objects(documents=condemned.documents))
     for batch in _batched(condemned.packs, 64):
         for pack in batch:
             freed += _size(storage, pack_key(pack))
             storage.delete(pack_key(pack))
-        catalog.settle(Condemned(packs=batch))
+        catalog.settle(Objects(packs=batch))
     return freed
 
 

@@ -82,8 +82,12 @@ def _enter(
 ) -> set[str]:
     """Make a commit through the writers' own door; the packs it needs."""
     written = document.decode(data, key)
-    needed = {places[digest] for digest in _digests(chunks, written)}
-    own = [held[name] for name in sorted(needed - live)]
+    digests = _digests(chunks, written)
+    needs = {
+        name: sum(chunk.length for chunk in held[name].chunks if chunk.digest in digests)
+        for name in {places[digest] for digest in digests}
+    }
+    own = [held[name] for name in sorted(needs.keys() - live)]
     session = chunks.catalog.open_session(LEASE_SECONDS)
     chunks.catalog.reserve(session, [pack.name for pack in own], document=key)
     new = NewCommit(
@@ -99,11 +103,11 @@ def _enter(
         logical_bytes=logical_bytes(written.manifest),
         new_bytes=sum(pack.size for pack in own) + len(data),
         packs=own,
-        uses=sorted(needed & live),
+        needs=needs,
         created=written.created,
     )
     chunks.catalog.commit(session, new)
-    return needed
+    return set(needs)
 
 
 def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[tuple[str, NewPack]]:

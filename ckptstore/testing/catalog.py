@@ -23,10 +23,11 @@ from ckptstore.catalog.base import Catalog, CatalogStats
 from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, TagNotFound
 from ckptstore.testing.catalog_gc import CatalogGcConformance
 from ckptstore.testing.catalog_making import LEASE, begin, collect, delete, digest, make, new_commit, new_pack, states
+from ckptstore.testing.catalog_upkeep import CatalogUpkeepConformance
 
 
-class CatalogConformance(CatalogGcConformance):
-    """Reading, committing, names; what concerns gc is inherited."""
+class CatalogConformance(CatalogGcConformance, CatalogUpkeepConformance):
+    """Reading, committing, names; what concerns gc and upkeep is inherited."""
 
     @pytest.fixture
     def opener(self) -> Callable[[], Catalog]:

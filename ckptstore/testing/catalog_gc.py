@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ckptstore.catalog.base import Catalog, Condemned
+from ckptstore.catalog.base import Catalog, Objects
 from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, StepProtected
 from ckptstore.testing.catalog_making import LEASE, begin, collect, delete, digest, make, new_commit, new_pack, states
 
@@ -29,7 +29,7 @@ class CatalogGcConformance:
         assert found is not None
         assert found.deleted == pytest.approx(time.time(), abs=600)
         assert catalog.manifest(made.id)
-        assert catalog.condemn(grace=3600) == Condemned([], [])
+        assert catalog.condemn(grace=3600) == Objects([], [])
         assert digest("a") in catalog.locate([digest("a")])
         assert catalog.stats().deleted_commits == 1
 
@@ -133,11 +133,11 @@ class CatalogGcConformance:
         first = catalog.condemn(0)
         again = reopen()
         assert again.condemn(0) == first
-        again.settle(Condemned(packs=[packs[0].name]))
-        assert again.condemn(0) == Condemned([made.document], [packs[1].name])
+        again.settle(Objects(packs=[packs[0].name]))
+        assert again.condemn(0) == Objects([made.document], [packs[1].name])
         again.settle(first)
         again.settle(first)
-        assert again.condemn(0) == Condemned([], [])
+        assert again.condemn(0) == Objects([], [])
         assert again.packs() == []
 
     def test_settle_touches_only_what_is_condemned(self, catalog: Catalog) -> None:
@@ -145,10 +145,10 @@ class CatalogGcConformance:
         made = make(catalog, new_commit(0, [pack]))
         new = new_commit(1, [new_pack("b")])
         session = begin(catalog, new)
-        catalog.settle(Condemned([made.document, new.document], [pack.name, new.packs[0].name]))
+        catalog.settle(Objects([made.document, new.document], [pack.name, new.packs[0].name]))
         assert states(catalog) == {pack.name: "live", new.packs[0].name: "pending"}
         catalog.end_session(session)
-        assert catalog.condemn(0) == Condemned([new.document], [new.packs[0].name])
+        assert catalog.condemn(0) == Objects([new.document], [new.packs[0].name])
 
     def test_what_an_ended_session_reserved_is_collected(self, catalog: Catalog) -> None:
         new = new_commit(0, [new_pack("a")])

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptstore.catalog.base import Catalog, ChunkLocation, CommitRecord, NewCommit, NewPack
+from ckptstore.catalog.base import Catalog, ChunkLocation, CommitRecord, NewCommit, NewPack, Rewrite
 
 LEASE = 3600.0
 
@@ -33,7 +33,7 @@ def new_commit(
     metadata: Mapping[str, Any] | None = None,
     content: str | None = None,
 ) -> NewCommit:
-    """A commit with a random id; its content is its step's unless one is named."""
+    """A commit with a random id, which needs 10 bytes of each pack it uses; its content is its step's unless named."""
     name = uuid.uuid4().hex
     return NewCommit(
         id=name,
@@ -48,7 +48,7 @@ def new_commit(
         logical_bytes=1000,
         new_bytes=100,
         packs=packs,
-        uses=uses,
+        needs={pack.name: sum(chunk.length for chunk in pack.chunks) for pack in packs} | dict.fromkeys(uses, 10),
     )
 
 
@@ -62,6 +62,13 @@ def begin(catalog: Catalog, new: NewCommit) -> str:
 def make(catalog: Catalog, new: NewCommit) -> CommitRecord:
     """The whole of a commit."""
     return catalog.commit(begin(catalog, new), new)
+
+
+def rewriting(catalog: Catalog, new: Rewrite) -> None:
+    """The whole of a rewrite."""
+    session = catalog.open_session(LEASE)
+    catalog.reserve(session, [pack.name for pack in new.packs])
+    catalog.rewrite(session, new)
 
 
 def delete(catalog: Catalog, run: str, *steps: int) -> None:

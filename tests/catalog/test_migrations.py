@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -37,7 +40,7 @@ def set_version(url, version):
 def tables(url):
     with Database(url).read() as db:
         found = db.execute(text("SELECT name, sql FROM sqlite_master")).all()
-    return {name: sorted(line.strip(" ,\t") for line in (sql or "").splitlines()) for name, sql in found}
+    return {name: sorted(filter(None, re.split(r'[\s,()"]+', sql or ""))) for name, sql in found}
 
 
 def test_models_and_head_agree(url):
@@ -69,6 +72,37 @@ def test_upgrade_keeps_what_is_there(url):
     assert catalog.commits() == [made]
 
 
+@pytest.mark.parametrize("place", ["sqlite", "postgres"])
+def test_a_catalog_of_the_first_schema_is_brought_up(request, url, place):
+    url = request.getfixturevalue("postgres") if place == "postgres" else url
+    database = Database(url)
+    database.prepare()
+    with database.rebuild() as db:
+        command.upgrade(migrate._config(db), "0001")
+        db.execute(text("INSERT INTO runs (key, name, created) VALUES (1, 'main', 0)"))
+        db.execute(text("INSERT INTO packs (key, name, state, size, chunks, created) VALUES (1, 'a', 'live', 9, 1, 0)"))
+        db.execute(
+            text(
+                "INSERT INTO commits (key, id, run, step, created, metadata, content, document, leaves, logical_bytes, "
+                "new_bytes) VALUES (1, 'c', 1, 5, 0, '{}', :content, 'd', 1, 1, 1)"
+            ),
+            {"content": b""},
+        )
+        db.execute(text('INSERT INTO commit_packs ("commit", pack) VALUES (1, 1)'))
+    database.close()
+    assert migrate.upgrade(url) == ("0001", schema.HEAD)
+    with database.read() as db:
+        context = MigrationContext.configure(db, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, schema.metadata) == []
+    database.close()
+    with closing(open_catalog(url, create=False)) as catalog:
+        assert catalog.find("main", 5).id == "c"
+        assert [(pack.name, pack.needed_by, pack.needed_bytes, pack.verified) for pack in catalog.packs()] == [
+            ("a", 1, 0, None)
+        ]
+        assert catalog.check() == []
+
+
 def test_an_older_schema_is_refused_with_the_remedy(url):
     open_catalog(url, create=True)
     set_version(url, "0000")
@@ -92,8 +126,8 @@ def test_a_broken_migration_changes_nothing(url, monkeypatch, tmp_path):
     catalog = open_catalog(url, create=True)
     made = make(catalog, new_commit(0))
     folder = shutil.copytree(migrate.script_location(), tmp_path / "scripts")
-    (folder / "versions" / "0002_broken.py").write_text(
-        "from alembic import op\nrevision, down_revision = '0002', '0001'\n"
+    (folder / "versions" / "9998_broken.py").write_text(
+        "from alembic import op\nrevision, down_revision = '9998', '0002'\n"
         "def upgrade():\n    op.drop_table('tags')\n    op.execute('DELETE FROM runs')\n"
     )
     monkeypatch.setattr(migrate, "script_location", lambda: folder)

@@ -224,7 +224,7 @@ def big(tmp_path_factory):
             " leaves, logical_bytes, new_bytes FROM commits, n WHERE step = 0"
         )
         raw.execute("INSERT INTO manifests SELECT key, zeroblob(20000) FROM commits WHERE step > 0")
-        raw.execute("INSERT INTO commit_packs SELECT c.key, p.key FROM commits c, packs p WHERE c.step > 0")
+        raw.execute("INSERT INTO commit_packs SELECT c.key, p.key, 0 FROM commits c, packs p WHERE c.step > 0")
     raw.close()
     return catalog
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ckptstore.catalog.base import Condemned, NewCommit
+from ckptstore.catalog.base import NewCommit, Objects
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.errors import NotFound, SessionFenced, StepExists, StepNotFound, StepProtected, TagNotFound
 from ckptstore.testing.catalog_making import LEASE, delete, digest, new_commit, new_pack
@@ -53,7 +53,7 @@ class CatalogMachine(RuleBasedStateMachine):
         return {pack for new in self.commits.values() for pack in self.packs_of(new)}
 
     def packs_of(self, new):
-        return {*(pack.name for pack in new.packs), *new.uses}
+        return set(new.needs)
 
     def pack_of(self, chunk):
         holding = [name for name, state in self.state.items() if state == "live" and chunk in self.chunks[name]]
@@ -107,7 +107,10 @@ class CatalogMachine(RuleBasedStateMachine):
             with pytest.raises(StepExists):
                 self.catalog.commit(session, new)
             return
-        if taken is None and not (writer.open and all(self.state[pack] == "live" for pack in new.uses)):
+        if taken is None and not (
+            writer.open
+            and all(self.state[pack] == "live" for pack in new.needs.keys() - {own.name for own in new.packs})
+        ):
             with pytest.raises(SessionFenced):
                 self.catalog.commit(session, new)
             return
@@ -194,7 +197,7 @@ class CatalogMachine(RuleBasedStateMachine):
         removed = told.packs[: data.draw(st.integers(0, len(told.packs)))]
         self.objects -= {*told.documents, *removed}
         settled = removed[: data.draw(st.integers(0, len(removed)))]
-        self.catalog.settle(Condemned(told.documents, settled))
+        self.catalog.settle(Objects(told.documents, settled))
         self.state.update(dict.fromkeys(settled, "deleted"))
 
     @rule()

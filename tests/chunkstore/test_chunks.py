@@ -38,13 +38,20 @@ def put(chunks, data, step=0, *, copied=True, refuse=None):
     session = chunks.catalog.open_session(60)
     with chunks.writer(session, refuse=refuse) as sink:
         digests = sink.write(Piece(memoryview(chunk), copied) for chunk in data)
-        own, used = sink.finish()
+        own, needs = sink.finish()
+    assert all(needs[pack.name] == sum(chunk.length for chunk in pack.chunks) for pack in own)
     name = f"{step:032x}"
     chunks.catalog.reserve(session, (), document=name)
     numbers: dict = {"leaves": 0, "logical_bytes": 0, "new_bytes": 0}
     fields: dict = {"metadata": {}, "content": name.encode(), "document": name, "manifest": b"", "parent": None}
-    chunks.catalog.commit(session, NewCommit(id=name, run="main", step=step, packs=own, uses=used, **fields, **numbers))
-    return digests, own, used
+    chunks.catalog.commit(
+        session, NewCommit(id=name, run="main", step=step, packs=own, needs=needs, **fields, **numbers)
+    )
+    return digests, own, others(own, needs)
+
+
+def others(own, needs):
+    return sorted(needs.keys() - {pack.name for pack in own})
 
 
 def get(chunks, digests, sizes, **options):
@@ -107,10 +114,10 @@ def test_one_session_stores_a_content_once_however_often_it_writes(chunks, monke
     with chunks.writer(session) as sink:
         first = sink.write(Piece(memoryview(chunk), copied=False) for chunk in data)
         again = sink.write(Piece(memoryview(chunk), copied=True) for chunk in reversed(data))
-        own, used = sink.finish()
+        own, needs = sink.finish()
     assert again == first[::-1]
     assert sorted(location.digest for pack in own for location in pack.chunks) == sorted(first)
-    assert used == []
+    assert others(own, needs) == []
 
 
 def test_what_is_not_committed_is_not_relied_on(chunks):

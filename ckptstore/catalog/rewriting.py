@@ -1,0 +1,82 @@
+"""Letting commits need other packs than they were made with. Every function runs under the store's lock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, delete, insert, select, tuple_, update
+
+from ckptstore.catalog import sessions
+from ckptstore.catalog.base import Rewrite
+from ckptstore.catalog.queries import batched
+from ckptstore.catalog.schema import chunks, commit_packs, commits, lost_chunks, packs
+from ckptstore.errors import SessionFenced
+
+Keys = Mapping[str, int]
+
+
+def rewrite(db: Connection, session: str, new: Rewrite) -> None:
+    """Bring the new packs in, let the told commits need them instead, and end the session."""
+    sessions.check_open(db, session)
+    own = sessions.own_packs(db, session, new.packs)
+    others = {pack for needs in new.needs.values() for pack in needs if pack not in own}
+    keys = own | sessions.live_packs(db, sorted(others))
+    old = _keys(db, packs.c.name, packs.c.key, new.instead_of)
+    users = _keys(db, commits.c.id, commits.c.key, list(new.needs))
+    if new.damaged:
+        _retire(db, list(old.values()), users)
+    sessions.make_live(db, own, new.packs)
+    _replace_edges(db, new, keys, list(old.values()), users)
+    _note_lost(db, new.lost, users)
+    sessions.end_session(db, session)
+
+
+def _keys(db: Connection, name: object, key: object, names: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for some in batched(names):
+        found.update(db.execute(select(name, key).where(name.in_(some))).all())  # type: ignore[call-overload,attr-defined]
+    return found
+
+
+def _retire(db: Connection, old: Sequence[int], users: Keys) -> None:
+    """Nothing is found in these packs any more."""
+    for some in batched(old):
+        of_old = select(commits.c.id).join(commit_packs).where(commit_packs.c.pack.in_(some))
+        if untold := set(db.execute(of_old).scalars()) - users.keys():
+            raise SessionFenced(f"the commit {min(untold)} was made meanwhile with a damaged pack: repair again")
+        db.execute(delete(chunks).where(chunks.c.pack.in_(some)))
+        db.execute(update(packs).where(packs.c.key.in_(some)).values(state="damaged"))
+
+
+def _replace_edges(db: Connection, new: Rewrite, keys: Keys, old: Sequence[int], users: Keys) -> None:
+    for some in batched(list(users.values())):
+        for packs_of_old in batched(old):
+            dropped = commit_packs.c.commit.in_(some) & commit_packs.c.pack.in_(packs_of_old)
+            db.execute(delete(commit_packs).where(dropped))
+    added = Counter(
+        {
+            (users[commit], keys[pack]): size
+            for commit, needs in new.needs.items()
+            if commit in users
+            for pack, size in needs.items()
+        }
+    )
+    edge = tuple_(commit_packs.c.commit, commit_packs.c.pack)
+    for edges in batched(list(added)):
+        there = db.execute(select(commit_packs).where(edge.in_(edges))).all()
+        added.update({(row.commit, row.pack): row.bytes for row in there})
+        db.execute(delete(commit_packs).where(edge.in_(edges)))
+    if added:
+        rows = [{"commit": commit, "pack": pack, "bytes": size} for (commit, pack), size in added.items()]
+        db.execute(insert(commit_packs), rows)
+
+
+def _note_lost(db: Connection, lost: Mapping[str, Sequence[bytes]], users: Keys) -> None:
+    for commit, digests in lost.items():
+        if commit in users:
+            known = select(lost_chunks.c.digest).where(lost_chunks.c.commit == users[commit])
+            fresh = set(digests) - set(db.execute(known).scalars())
+            if fresh:
+                rows = [{"digest": digest, "commit": users[commit]} for digest in sorted(fresh)]
+                db.execute(insert(lost_chunks), rows)
