@@ -17,14 +17,12 @@ from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
 from ckptstore.format import document
 from ckptstore.format.manifest import check_consistent
 from ckptstore.format.version import MIB
+from ckptstore.keeping import Keeping
 from ckptstore.opening import open_parts
-from ckptstore.operations import address, gc, history, verify
+from ckptstore.operations import address, history
 from ckptstore.operations.address import LATEST, Ref
 from ckptstore.operations.diff import Diff, compare_commits
-from ckptstore.operations.gc import DEFAULT_GRACE, GcPlan, GcReport
 from ckptstore.operations.paths import as_globs
-from ckptstore.operations.retention import Policy
-from ckptstore.operations.verify import VerifyReport
 from ckptstore.operations.view import ManifestView
 from ckptstore.progress import ProgressCallback, meter
 
@@ -78,7 +76,7 @@ def open_store(
     return Store(parts, name)
 
 
-class Store:
+class Store(Keeping):
     """A store, seen from one of its runs. Made by `ckptstore.open`.
 
     A commit is named by its step, a tag, "latest", any of these behind `run@` for another run, or its record.
@@ -87,7 +85,7 @@ class Store:
     """
 
     def __init__(self, parts: ChunkStore, run: str) -> None:
-        self._parts, self._run = parts, run
+        super().__init__(parts, run)
         self._flight: CommitHandle | None = None
         self._turn = threading.Lock()
 
@@ -344,30 +342,6 @@ class Store:
         from ckptstore.operations.numbers import with_numbers
 
         return with_numbers(self._parts, diff, memory_budget_bytes, progress)
-
-    # keeping
-
-    def plan_gc(self, keep: Policy | None = None, *, grace: float = DEFAULT_GRACE) -> GcPlan:
-        """What `gc` would do now, and why; `plan.execute()` does it.
-
-        Args:
-            keep: which commits of this run to keep, such as `KeepLast(3) | KeepEvery(1000)`. Tagged ones always stay.
-                Without a policy only what is collectable already goes: what was deleted, and what crashes left.
-            grace: seconds for which a deleted step can be restored, and for which its readers have time to finish.
-
-        Raises:
-            GcRefused: the policy keeps nothing, as one does that asks for a metric no commit has. `KeepLast(0)` may.
-        """
-        return gc.plan_gc(self._parts, self._run, keep, grace)
-
-    def gc(self, keep: Policy | None = None, *, grace: float = DEFAULT_GRACE) -> GcReport:
-        """Delete the run's commits that `keep` does not keep, and free what no commit needs. See `plan_gc`."""
-        return self.plan_gc(keep, grace=grace).execute()
-
-    def verify(self, *, progress: ProgressCallback | None = None) -> VerifyReport:
-        """Check the catalog, every manifest and every stored byte. Damage is reported, not raised."""
-        total = sum(pack.size for pack in self._parts.catalog.packs() if pack.state == "live")
-        return verify.verify(self._parts, meter(progress, "verify", total))
 
     def _find(self, ref: Ref) -> CommitRecord:
         return address.resolve(self._parts.catalog, self._run, ref)

@@ -23,6 +23,7 @@ FLOORS = {
     "chunkstore": 3,
     "progress": 4,
     "opening": 4,
+    "keeping": 5,
     "operations": 4,
     "store": 5,
     "cli": 6,
@@ -50,7 +51,13 @@ LIBRARIES = {
 }
 """Where a library that is not Python's own may be imported."""
 
-NEIGHBOURS = {("cli", "integrations"), ("operations", "progress"), ("opening", "operations"), ("opening", "progress")}
+NEIGHBOURS = {
+    ("cli", "integrations"),
+    ("operations", "progress"),
+    ("opening", "operations"),
+    ("opening", "progress"),
+    ("store", "keeping"),
+}
 """Parts of one floor of which the first may import the second; all others of one floor do not know each other."""
 
 MOST_LINES = 400

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Self, TypeVar
 
@@ -97,7 +97,7 @@ class ChunkWriter:
             self._used[location.pack] += location.length
         fresh = {digest: piece for digest, piece in zip(digests, window, strict=True) if digest not in self._pack_of}
         if fresh:
-            self._store_fresh(fresh)
+            self.store(fresh)
         return digests
 
     def _digest(self, group: list[Piece]) -> list[bytes]:
@@ -110,7 +110,8 @@ class ChunkWriter:
         batches = groups(pieces, lambda piece: len(piece.data), _BATCH_BYTES, _BATCH_CHUNKS)
         return [made for batch in self._workers.map(work, batches) for made in batch]
 
-    def _store_fresh(self, fresh: dict[bytes, Piece]) -> None:
+    def store(self, fresh: Mapping[bytes, Piece]) -> None:
+        """Put chunks under their digests on their way into packs, even if the store holds them already."""
         if self._refuse is not None:
             raise self._refuse
         self._reserve(sum(len(piece.data) for piece in fresh.values()) // packs.TARGET_BYTES)

@@ -32,6 +32,7 @@ _PLAN = (Column("STEP", right=True), Column("PLAN"), Column("WHY", fold=True), C
     help="Keep the N (1) commits with the lowest (highest) METRIC in their metadata. May be repeated.",
 )
 @click.option("--grace", type=float, metavar="SECONDS", help="How long a deleted step can be restored.  [default: 900]")
+@click.option("--sweep", is_flag=True, help="Also remove from storage what the catalog does not know, after a day.")
 @click.option("--yes", is_flag=True, help="Do it. Without this only the plan is shown.")
 def gc(
     place: Place,
@@ -40,13 +41,15 @@ def gc(
     keep_every: int | None,
     keep_best: tuple[str, ...],
     grace: float | None,
+    sweep: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
     """Drop old commits and free their space.
 
     Deletes the commits of the run that no --keep option keeps; tagged ones stay. Without a --keep option none is
-    deleted. Then frees what no commit of any run needs: what is deleted now, by a gc after the grace is over.
+    deleted. Then frees what no commit of any run needs: what is deleted now, by a gc after the grace is over. Packs of
+    which commits need less than half are rewritten.
     """
     from ckptstore.operations.gc import DEFAULT_GRACE
 
@@ -54,7 +57,7 @@ def gc(
     with place.open(any_run=policy is None) as store:
         commits = store.log() if policy is not None else []
         _check_metrics(keep_best, commits)
-        plan = store.plan_gc(policy, grace=DEFAULT_GRACE if grace is None else grace)
+        plan = store.plan_gc(policy, grace=DEFAULT_GRACE if grace is None else grace, sweep=sweep)
         report = plan.execute() if yes else None
     if as_json:
         print_json(_plan_json(plan, commits) | {"report": None if report is None else _report_json(report)})
@@ -108,6 +111,11 @@ def _print_plan(plan: GcPlan, commits: list[CommitRecord]) -> None:
     told = f"{text.count(packs, 'pack')} and {text.count(documents, 'manifest')}"
     click.echo(f"to delete: {text.count(len(plan.delete), 'commit')}, restorable for {text.age(plan.grace)}")
     click.echo(f"to free: {told} of earlier deletions, {text.size(plan.freed_bytes)}")
+    if plan.rewrite:
+        click.echo(f"to rewrite: {text.count(len(plan.rewrite), 'pack')}, mostly waste")
+    swept = len(plan.orphans.packs) + len(plan.orphans.documents)
+    if swept:
+        click.echo(f"to sweep: {text.count(swept, 'object')} that the catalog does not need")
 
 
 def _done(report: GcReport) -> str:
@@ -126,6 +134,8 @@ def _plan_json(plan: GcPlan, commits: list[CommitRecord]) -> dict[str, Any]:
             "manifests": len(plan.condemned.documents),
             "bytes": plan.freed_bytes,
         },
+        "rewrite": list(plan.rewrite),
+        "sweep": [*plan.orphans.documents, *plan.orphans.packs],
     }
 
 
@@ -135,5 +145,7 @@ def _report_json(report: GcReport) -> dict[str, Any]:
         "packs": report.packs,
         "manifests": report.purged,
         "bytes": report.freed_bytes,
+        "rewritten_packs": report.rewritten,
+        "written_bytes": report.written_bytes,
         "fenced_writers": report.fenced,
     }

@@ -7,7 +7,7 @@ only after that removed from storage, so every step can be repeated after a cras
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog, CommitRecord, Objects
@@ -15,11 +15,16 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNotFound, StepProtected
 from ckptstore.format import version
 from ckptstore.format.packs import pack_key
+from ckptstore.operations.orphans import orphans
 from ckptstore.operations.retention import KeepLast, Policy
+from ckptstore.operations.rewrite import rewrite_packs, wasteful_packs
 from ckptstore.storage.base import Storage, Sweeping
 
 DEFAULT_GRACE = 900.0
 """Seconds for which a deleted step can be restored."""
+
+DEFAULT_MOST = 0.9
+"""The largest share of a run's commits that is deleted without a look at the plan."""
 
 _UNFINISHED_SECONDS = 3600.0
 """How long nobody must have written to an unfinished file; a slow disk may need minutes to flush one."""
@@ -34,6 +39,8 @@ class GcReport:
         purged: manifest documents removed from storage.
         packs: packs removed from storage.
         freed_bytes: their size.
+        rewritten: packs of which little was needed any more, and that little was moved.
+        written_bytes: size of the packs that it was moved into.
         fenced: writers whose lease had run out.
         unfinished: files removed that killed writers had begun.
     """
@@ -42,6 +49,8 @@ class GcReport:
     purged: int
     packs: int
     freed_bytes: int
+    rewritten: int
+    written_bytes: int
     fenced: int
     unfinished: int
 
@@ -56,16 +65,19 @@ class GcPlan:
         keep: id of every commit that stays → the reason.
         condemned: what is collectable already, from earlier deletions and from crashes.
         freed_bytes: size of the collectable packs.
+        rewrite: names of packs of which commits need less than half.
+        orphans: what the catalog knows nothing of, or knows to be gone, and is to be removed from storage.
         grace: seconds a deleted step can be restored.
     """
 
-    storage: Storage = field(repr=False)
-    catalog: Catalog = field(repr=False)
+    chunks: ChunkStore = field(repr=False)
     run: str
     delete: tuple[CommitRecord, ...]
     keep: dict[str, str]
     condemned: Objects
     freed_bytes: int
+    rewrite: tuple[str, ...]
+    orphans: Objects
     grace: float
 
     def execute(self) -> GcReport:
@@ -74,36 +86,57 @@ class GcPlan:
         Raises:
             GcRefused: a pack that a commit needs is missing from storage; nothing was changed.
         """
-        _check_needed_packs(self.storage, self.catalog)
+        storage, catalog = self.chunks.storage, self.chunks.catalog
+        _check_needed_packs(storage, catalog)
         steps = self._delete_steps()
-        fenced = self.catalog.fence_expired()
-        condemned = self.catalog.condemn(self.grace)
-        freed = remove(self.storage, self.catalog, condemned)
-        unfinished = self.storage.sweep_temporary(_UNFINISHED_SECONDS) if isinstance(self.storage, Sweeping) else 0
-        return GcReport(steps, len(condemned.documents), len(condemned.packs), freed, fenced, unfinished)
+        fenced = catalog.fence_expired()
+        gone = [self._collect()]
+        rewritten, written = rewrite_packs(self.chunks, self.rewrite)
+        if rewritten:
+            gone.append(self._collect())
+        gone.append((self.orphans, remove(storage, self.orphans)))
+        unfinished = storage.sweep_temporary(_UNFINISHED_SECONDS) if isinstance(storage, Sweeping) else 0
+        return GcReport(
+            deleted=steps,
+            purged=sum(len(objects.documents) for objects, _ in gone),
+            packs=sum(len(objects.packs) for objects, _ in gone),
+            freed_bytes=sum(freed for _, freed in gone),
+            rewritten=rewritten,
+            written_bytes=written,
+            fenced=fenced,
+            unfinished=unfinished,
+        )
+
+    def _collect(self) -> tuple[Objects, int]:
+        """What was condemned and removed, and its bytes."""
+        condemned = self.chunks.catalog.condemn(self.grace)
+        return condemned, remove(self.chunks.storage, condemned, self.chunks.catalog.settle)
 
     def _delete_steps(self) -> tuple[int, ...]:
+        catalog = self.chunks.catalog
         while True:
-            current = {commit.id: commit for commit in self.catalog.commits()}
+            current = {commit.id: commit for commit in catalog.commits()}
             wanted = [commit for commit in self.delete if commit.id in current and not current[commit.id].tags]
             try:
-                self.catalog.delete(wanted)
+                catalog.delete(wanted)
             except (StepNotFound, StepProtected):
                 continue  # another gc was faster, or a tag came in between: look again
             return tuple(commit.step for commit in wanted)
 
 
-def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float) -> GcPlan:
+def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float, *, sweep: bool = False) -> GcPlan:
     """What gc would do. Without a policy nothing is deleted; only what is collectable already goes.
+
+    With `sweep`, storage is listed for what the catalog does not know.
 
     Raises:
         InvalidArgument: a negative grace.
-        GcRefused: the policy keeps nothing, and is not KeepLast(0).
+        GcRefused: the policy keeps nothing, and is not KeepLast(0); or the catalog is older than the storage.
         RunNotFound: no such run.
         StoreTooNew: the store has what this version would not know how to spare.
     """
-    storage, catalog = chunks.storage, chunks.catalog
-    version.check_features(chunks.config.requires_gc, "collect", storage.url)
+    catalog = chunks.catalog
+    version.check_features(chunks.config.requires_gc, "collect", chunks.storage.url)
     if keep is not None and not isinstance(keep, Policy):
         raise InvalidArgument(f"keep={keep!r}: give a policy, such as KeepLast(3)")
     _check_grace(grace)
@@ -116,7 +149,27 @@ def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float) -> 
     sizes = {pack.name: pack.size for pack in catalog.packs()}
     freed = sum(sizes.get(pack, 0) for pack in condemned.packs)
     delete = tuple(commit for commit in commits if commit.id not in kept)
-    return GcPlan(storage, catalog, run, delete, kept, condemned, freed, grace)
+    found = orphans(chunks) if sweep else Objects()
+    return GcPlan(chunks, run, delete, kept, condemned, freed, tuple(wasteful_packs(chunks)), found, grace)
+
+
+def check_share(plan: GcPlan, most: float) -> None:
+    """Raises GcRefused when the plan deletes more than this share of the run's commits, unless it was told to drop all.
+
+    A policy that was mistyped, or that meets a run for the first time, is noticed before it is executed unseen.
+    """
+    _check_most(most)
+    gone, count = len(plan.delete), len(plan.delete) + len(plan.keep)
+    if plan.keep and gone > most * count:
+        raise GcRefused(
+            f"it would delete {gone} of {count} commits of run {plan.run!r}, more than the share of {most}: "
+            "look at plan_gc and execute the plan, or raise most"
+        )
+
+
+def _check_most(most: object) -> None:
+    if not isinstance(most, int | float) or not 0 <= most <= 1:
+        raise InvalidArgument(f"most={most!r}: give a share from 0 to 1")
 
 
 def _check_grace(grace: object) -> None:
@@ -124,20 +177,20 @@ def _check_grace(grace: object) -> None:
         raise InvalidArgument(f"grace={grace!r}: give 0 or more seconds")
 
 
-def remove(storage: Storage, catalog: Catalog, condemned: Objects) -> int:
-    """Delete what is condemned, documents first, so that a rebuild never meets a document without its packs.
+def remove(storage: Storage, gone: Objects, settle: Callable[[Objects], None] = lambda _: None) -> int:
+    """Delete objects, documents first, so that a rebuild never meets a document without its packs.
 
-    Returns the bytes of the packs, those included that dead writers left.
+    Returns the bytes of the packs, those included that dead writers left. `settle` is told what is done.
     """
     freed = 0
-    for key in condemned.documents:
+    for key in gone.documents:
         storage.delete(key)
-    catalog.settle(Objects(documents=condemned.documents))
-    for batch in _batched(condemned.packs, 64):
+    settle(Objects(documents=gone.documents))
+    for batch in _batched(gone.packs, 64):
         for pack in batch:
             freed += _size(storage, pack_key(pack))
             storage.delete(pack_key(pack))
-        catalog.settle(Objects(packs=batch))
+        settle(Objects(packs=batch))
     return freed
 
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import TypeVar
 
-from ckptstore.catalog.base import ChunkLocation, NewCommit, NewPack
+from ckptstore.catalog.base import NewCommit, NewPack
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.errors import CkptStoreError, CorruptData, MissingData
-from ckptstore.format import document, packs
-from ckptstore.format.document import Document
-from ckptstore.format.manifest import check_consistent, chunk_digests, logical_bytes
+from ckptstore.format import document
+from ckptstore.format.manifest import check_consistent, logical_bytes
+from ckptstore.operations.footers import read_pack
+from ckptstore.operations.manifests import document_digests
 from ckptstore.operations.session import LEASE_SECONDS
-from ckptstore.storage.base import ObjectInfo, RangeRead, Storage
+from ckptstore.storage.base import Storage
 
 _WORKERS = 8
 _BATCH = 64
@@ -82,7 +83,7 @@ def _enter(
 ) -> set[str]:
     """Make a commit through the writers' own door; the packs it needs."""
     written = document.decode(data, key)
-    digests = _digests(chunks, written)
+    digests = document_digests(written, chunks.digest.size)
     needs = {
         name: sum(chunk.length for chunk in held[name].chunks if chunk.digest in digests)
         for name in {places[digest] for digest in digests}
@@ -112,31 +113,11 @@ def _enter(
 
 def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[tuple[str, NewPack]]:
     found = list(storage.list("packs/"))
-    for info, pack in zip(found, _each(found, lambda info: _or_reason(lambda: _read_pack(storage, info))), strict=True):
+    for info, pack in zip(found, _each(found, lambda info: _or_reason(lambda: read_pack(storage, info))), strict=True):
         if isinstance(pack, str):
             left_out.append(LeftOut(info.key, pack))
         else:
             yield pack.name, pack
-
-
-def _read_pack(storage: Storage, info: ObjectInfo) -> NewPack:
-    name = info.key.rpartition("/")[2].removesuffix(".pack")
-    if info.key != packs.pack_key(name) or info.size < packs.TAIL_BYTES:
-        raise CorruptData(f"{info.key} is no pack")
-    tail = _read(storage, info.key, info.size - packs.TAIL_BYTES, packs.TAIL_BYTES)
-    offset, length = packs.footer_range(tail, info.size, name)
-    frames = packs.read_footer(_read(storage, info.key, offset, length), tail, name)
-    chunks = [
-        ChunkLocation(frame.digest, name, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)
-        for frame in frames
-    ]
-    return NewPack(name, info.size, chunks)
-
-
-def _read(storage: Storage, key: str, offset: int, length: int) -> bytearray:
-    out = bytearray(length)
-    storage.get_ranges(key, [RangeRead(offset, memoryview(out))])
-    return out
 
 
 def _read_documents(chunks: ChunkStore, known: Iterable[bytes], left_out: list[LeftOut]) -> Iterator[_Candidate]:
@@ -154,16 +135,11 @@ def _check(chunks: ChunkStore, key: str, there: frozenset[bytes]) -> _Candidate:
     check_consistent(written.manifest, chunks.digest.size, key)
     if written.store != chunks.config.id or key != document.document_key(written.run, written.step, written.id):
         raise CorruptData(f"{key} is of another store or commit than its name says")
-    missing = _digests(chunks, written) - there
+    missing = document_digests(written, chunks.digest.size) - there
     if missing:
         address = f"{written.run}@{written.step}"
         raise MissingData(f"{address}: {len(missing)} of its chunks are in no pack, {min(missing).hex()} among them")
     return _Candidate(key, written.id, written.run, written.step, written.parent, written.created)
-
-
-def _digests(chunks: ChunkStore, written: Document) -> set[bytes]:
-    entries = written.manifest.entries.values()
-    return {digest for entry in entries for digest in chunk_digests(entry, chunks.digest.size)}
 
 
 def _newest(candidates: Iterable[_Candidate], left_out: list[LeftOut]) -> list[_Candidate]:

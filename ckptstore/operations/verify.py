@@ -19,6 +19,7 @@ from ckptstore.format.codecs import codec_numbered
 from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent, chunk_digests
 from ckptstore.format.packs import pack_key
+from ckptstore.operations.manifests import any_document, document_digests
 
 _WORKERS = 2
 
@@ -86,7 +87,7 @@ def _check_document(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]
         kept = chunks.catalog.manifest(commit.id)
         written = document.decode(kept, f"of {here} in the catalog")
         check_consistent(written.manifest, chunks.digest.size, f"the manifest of {here}")
-        wanted |= _digests(written, chunks.digest.size)
+        wanted |= document_digests(written, chunks.digest.size)
         parent = written.parent if commit.parent is not None else None  # a purged parent is forgotten
         if _identity(commit) != _identity(msgspec.structs.replace(written, parent=parent)):
             yield Problem("catalog", f"the record of {here} contradicts its manifest", affected=(here,))
@@ -96,7 +97,7 @@ def _check_document(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]
         yield Problem("catalog", str(error), affected=(here,))
     try:
         stored = chunks.storage.get(commit.document)
-        wanted |= _digests(document.decode(stored, commit.document), chunks.digest.size)
+        wanted |= document_digests(document.decode(stored, commit.document), chunks.digest.size)
         if kept and stored != kept:
             yield Problem(commit.document, f"differs from the catalog's manifest of {here}", affected=(here,))
     except CkptStoreError as error:
@@ -145,27 +146,15 @@ def _without_taken_packs(chunks: ChunkStore, found: list[Problem]) -> list[Probl
     return [problem for problem in found if not problem.object.startswith("packs/") or problem.object in known]
 
 
-def _digests(written: Document, digest_size: int) -> set[bytes]:
-    entries = written.manifest.entries.values()
-    return {digest for entry in entries for digest in chunk_digests(entry, digest_size)}
-
-
 def _users(chunks: ChunkStore, digests: set[bytes]) -> dict[bytes, tuple[str, ...]]:
     """Which leaves of the commits that exist now need these chunks; manifests are read once more, one at a time."""
     users: dict[bytes, list[str]] = defaultdict(list)
     for commit in chunks.catalog.commits(deleted=True) if digests else ():
         try:
-            written = _any_document(chunks, commit)
+            written = any_document(chunks, commit)
         except CkptStoreError:
             continue  # reported already
         for path, entry in written.manifest.entries.items():
             for digest in digests.intersection(chunk_digests(entry, chunks.digest.size)):
                 users[digest].append(f"{commit.run}@{commit.step} {path}")
     return {digest: tuple(paths) for digest, paths in users.items()}
-
-
-def _any_document(chunks: ChunkStore, commit: CommitRecord) -> Document:
-    try:
-        return document.decode(chunks.catalog.manifest(commit.id), commit.document)
-    except CkptStoreError:
-        return document.decode(chunks.storage.get(commit.document), commit.document)

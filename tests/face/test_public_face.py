@@ -97,8 +97,8 @@ SIGNATURES = {
     "tags": "(self)",
     "stats": "(self)",
     "diff": "(self, old, new, *, values=False, memory_budget_bytes=134217728, progress=None)",
-    "plan_gc": "(self, keep=None, *, grace=900.0)",
-    "gc": "(self, keep=None, *, grace=900.0)",
+    "plan_gc": "(self, keep=None, *, grace=900.0, sweep=False)",
+    "gc": "(self, keep=None, *, grace=900.0, sweep=False, most=0.9)",
     "verify": "(self, *, progress=None)",
 }
 OPEN = (
@@ -115,7 +115,8 @@ def signature(function: Any) -> str:
 
 
 def public(cls: type) -> dict[str, Any]:
-    return {name: getattr(cls, name) for name in vars(cls) if not name.startswith("_")}
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("ckptstore")]
+    return {name: getattr(cls, name) for base in ours for name in vars(base) if not name.startswith("_")}
 
 
 def test_the_names():

@@ -1,4 +1,4 @@
-"""Every interleaving of committers, deletion, restoring, fencing, gc and crashes, searched for a lost commit.
+"""Every interleaving of committers, deletion, restoring, fencing, gc, rewriting and crashes, to find a lost commit.
 
 A deleted commit can be restored until gc purges it, and each commit has a document beside its pack. The grace of any
 deleted commit may be over, and any lease may run out, at any moment: the worst clocks.
@@ -6,6 +6,10 @@ deleted commit may be over, and any lease may run out, at any moment: the worst 
 One pack P0 holds a chunk X that commit M0 needs. Each committer wants X too: it finds it and pins its pack, or uploads
 a pack of its own. A commit is lost when it exists, live or deleted, without its pack's or its document's object, or
 when gc purges it while it is live.
+
+A rewriter looks at who needs a pack, copies what they need into a pack of its own, and lets them need that instead;
+the old pack is left to gc. A commit is lost, too, when it was made to need a pack that does not hold what it needs: one
+that came after the rewriter had looked.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ class World:
     pins: frozenset[tuple[int, str]]
     sessions: tuple[str, ...]
     committers: tuple[tuple[str, str], ...]  # phase, pack
+    rewriter: tuple[str, str, tuple[str, ...]]  # phase, the old pack, the commits that needed it
     gc: tuple[str, tuple[str, ...]]  # phase, what it took in the last step
     rounds: int
     lost: bool = False
@@ -58,15 +63,16 @@ class World:
         return self.lost or any(not {name, pack} <= self.objects for name, pack, _ in self.commits)
 
 
-def _start(committers: int, rounds: int) -> World:
+def _start(committers: int, rounds: int, *, rewriting: bool) -> World:
     return World(
         commits=frozenset({("M0", "P0", "live")}),
         packs=frozenset({("P0", "live", -1)}),
         objects=frozenset({"P0", "M0"}),
         documents=frozenset(),
         pins=frozenset(),
-        sessions=("open",) * committers,
+        sessions=("open",) * (committers + 1),
         committers=(("start", ""),) * committers,
+        rewriter=("start" if rewriting else "done", "", ()),
         gc=("idle", ()),
         rounds=rounds,
     )
@@ -115,6 +121,42 @@ def _commit(world: World, number: int, name: str, pack: str, variant: str) -> St
     )
 
 
+def _rewriter(world: World, variant: str) -> Iterator[Step]:
+    phase, old, users = world.rewriter
+    number = len(world.committers)
+    is_open = world.sessions[number] == "open"
+    if phase == "start" and is_open:
+        for pack in sorted(found for found, state, _ in world.packs if state == "live"):
+            needed_by = tuple(sorted(name for name, needed, _ in world.commits if needed == pack))
+            reserved = world.with_pack("R", "pending", number)
+            yield f"the rewriter looks at {pack}", replace(reserved, rewriter=("put", pack, needed_by))
+    elif phase == "put":
+        put = replace(world, objects=world.objects | {"R"}, rewriter=("ready", old, users))
+        yield "the rewriter uploads R", put
+    elif phase == "ready":
+        yield _rewrite(world, old, users, variant)
+    if phase in ("put", "ready"):
+        yield "the rewriter crashes", replace(world, rewriter=("dead", "", ()))
+    if is_open and phase in ("put", "ready", "dead"):
+        yield "the lease of the rewriter runs out", world.session(number, "fenced")
+
+
+def _rewrite(world: World, old: str, users: tuple[str, ...], variant: str) -> Step:
+    number = len(world.committers)
+    is_open = world.sessions[number] == "open"
+    if variant != "no recheck of the rewriter" and not (is_open and world.state("R") == "pending"):
+        return "the rewriter is refused", replace(world, rewriter=("dead", "", ()))
+    everybody = variant == "everybody is moved"
+    moved = [(name, state) for name, pack, state in world.commits if pack == old and (everybody or name in users)]
+    made = world.with_pack("R", "live").session(number, "ended")
+    for name, state in moved:
+        made = made.with_commit(name, "R", state)
+    if variant == "the old pack is condemned at once":
+        made = made.with_pack(old, "condemned")
+    unlooked = any(name not in users for name, _ in moved)
+    return "the rewriter lets them need R", replace(made, rewriter=("done", "", ()), lost=world.lost or unlooked)
+
+
 def _gc(world: World, variant: str) -> Iterator[Step]:
     phase, taken = world.gc
     if phase == "idle" and world.rounds:
@@ -143,7 +185,9 @@ def _condemn(world: World, purged: tuple[str, ...], variant: str) -> World:
     gone = {(name, state) for name, _, state in world.commits if name in purged}
     kept = frozenset(found for found in world.commits if found[0] not in purged)
     loose = {(name, -1) for name, _ in gone}
-    world = replace(world, commits=kept, documents=world.documents | loose, lost=("live" in {s for _, s in gone}))
+    world = replace(
+        world, commits=kept, documents=world.documents | loose, lost=world.lost or "live" in {s for _, s in gone}
+    )
     alive = {number for number, state in enumerate(world.sessions) if state == "open"}
     needed = {pack for _, pack, state in kept if state == "live" or variant != "deleted commits need nothing"}
     needed |= {pack for number, pack in world.pins if number in alive}
@@ -155,9 +199,9 @@ def _condemn(world: World, purged: tuple[str, ...], variant: str) -> World:
     return replace(world, gc=("delete", dead + doomed))
 
 
-def search(variant: str, committers: int, rounds: int) -> tuple[int, list[str] | None]:
+def search(variant: str, committers: int, rounds: int, *, rewriting: bool) -> tuple[int, list[str] | None]:
     """Breadth first: the number of worlds seen, and the shortest way to a lost commit if there is one."""
-    first = _start(committers, rounds)
+    first = _start(committers, rounds, rewriting=rewriting)
     came: dict[World, tuple[World, str] | None] = {first: None}
     queue = deque([first])
     while queue:
@@ -173,8 +217,9 @@ def search(variant: str, committers: int, rounds: int) -> tuple[int, list[str] |
 
 def _steps(world: World, variant: str) -> Iterator[Step]:
     yield from _user(world)
-    for number in range(len(world.sessions)):
+    for number in range(len(world.committers)):
         yield from _committer(world, number, variant)
+    yield from _rewriter(world, variant)
     yield from _gc(world, variant)
 
 
@@ -186,13 +231,25 @@ def _way(came: dict[World, tuple[World, str] | None], world: World) -> list[str]
     return way[::-1]
 
 
-@pytest.mark.parametrize(("committers", "rounds"), [(1, 3), (2, 2), (3, 1)])
-def test_the_protocol_loses_nothing(committers, rounds):
-    seen, way = search("as it is", committers, rounds)
+@pytest.mark.parametrize(
+    ("committers", "rounds", "rewriting"), [(1, 3, False), (2, 2, False), (3, 1, False), (1, 2, True), (2, 1, True)]
+)
+def test_the_protocol_loses_nothing(committers, rounds, rewriting):
+    seen, way = search("as it is", committers, rounds, rewriting=rewriting)
     assert way is None
     assert seen > 1000
 
 
-@pytest.mark.parametrize("variant", ["no recheck", "purge what was listed before", "deleted commits need nothing"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "no recheck",
+        "purge what was listed before",
+        "deleted commits need nothing",
+        "no recheck of the rewriter",
+        "everybody is moved",
+        "the old pack is condemned at once",
+    ],
+)
 def test_leaving_a_part_out_loses_a_commit(variant):
-    assert search(variant, 1, 2)[1]
+    assert search(variant, 1, 2, rewriting=True)[1]

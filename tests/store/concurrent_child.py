@@ -60,7 +60,7 @@ def collector(place, _, seconds):
     """Collect without grace, all the time."""
     with open_here(place, SHARED) as store:
         for _round in until(seconds):
-            store.gc(keep=ckptstore.KeepLast(3) if SHARED in names(store) else None, grace=0)
+            store.gc(keep=ckptstore.KeepLast(3) if SHARED in names(store) else None, grace=0, most=1)
 
 
 def reader(place, number, seconds):

@@ -1,0 +1,38 @@
+"""What a pack says of itself: its footer, read without the catalog."""
+
+from __future__ import annotations
+
+from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.errors import CorruptData
+from ckptstore.format import packs
+from ckptstore.storage.base import ObjectInfo, RangeRead, Storage
+
+
+def pack_name(info: ObjectInfo) -> str:
+    """The name of the pack that an object is. Raises CorruptData when its key is not that of a pack."""
+    name = info.key.rpartition("/")[2].removesuffix(".pack")
+    if info.key != packs.pack_key(name):
+        raise CorruptData(f"{info.key} is no pack")
+    return name
+
+
+def read_pack(storage: Storage, info: ObjectInfo) -> NewPack:
+    """A pack and where its chunks lie. Raises CorruptData, ObjectNotFound."""
+    name = pack_name(info)
+    if info.size < packs.TAIL_BYTES:
+        raise CorruptData(f"{info.key} is cut short")
+    tail = _read(storage, info.key, info.size - packs.TAIL_BYTES, packs.TAIL_BYTES)
+    offset, length = packs.footer_range(tail, info.size, name)
+    frames = packs.read_footer(_read(storage, info.key, offset, length), tail, name)
+    return NewPack(name, info.size, [location_of(frame, name) for frame in frames])
+
+
+def location_of(frame: packs.Frame, pack: str) -> ChunkLocation:
+    """Where a frame of a pack lies, as the catalog records it."""
+    return ChunkLocation(frame.digest, pack, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)
+
+
+def _read(storage: Storage, key: str, offset: int, length: int) -> bytearray:
+    out = bytearray(length)
+    storage.get_ranges(key, [RangeRead(offset, memoryview(out))])
+    return out

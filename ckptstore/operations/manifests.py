@@ -1,0 +1,30 @@
+"""The manifest documents of commits, from the catalog or from storage, and the chunks they need."""
+
+from __future__ import annotations
+
+from ckptstore.catalog.base import CommitRecord
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import CkptStoreError
+from ckptstore.format import document
+from ckptstore.format.document import Document
+from ckptstore.format.manifest import chunk_digests
+
+
+def document_digests(written: Document, digest_size: int) -> set[bytes]:
+    """The digests of every chunk that a document's commit needs."""
+    entries = written.manifest.entries.values()
+    return {digest for entry in entries for digest in chunk_digests(entry, digest_size)}
+
+
+def commit_digests(chunks: ChunkStore, commit: str) -> set[bytes]:
+    """The digests of every chunk that a commit id needs. Raises StepNotFound when it was purged."""
+    written = document.decode(chunks.catalog.manifest(commit), f"of commit {commit}")
+    return document_digests(written, chunks.digest.size)
+
+
+def any_document(chunks: ChunkStore, commit: CommitRecord) -> Document:
+    """A commit's document, from storage when the catalog's is damaged."""
+    try:
+        return document.decode(chunks.catalog.manifest(commit.id), commit.document)
+    except CkptStoreError:
+        return document.decode(chunks.storage.get(commit.document), commit.document)

@@ -1,0 +1,125 @@
+"""Rewriting packs of which commits need little any more: what they do need moves into new packs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckptstore.catalog.base import ChunkLocation, NewPack, Rewrite
+from ckptstore.chunkstore import ChunkStore, Fetch, Piece
+from ckptstore.chunkstore.grouping import groups
+from ckptstore.errors import CorruptData, SessionFenced, StepNotFound
+from ckptstore.format.packs import TARGET_BYTES
+from ckptstore.operations.manifests import commit_digests
+from ckptstore.operations.session import writing_session
+
+_WORTH = 0.5
+"""A pack is rewritten when commits need less than this share of it."""
+
+_BATCH_PACKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Waste:
+    """A pack, the chunks of it that commits need, and which commit needs which."""
+
+    pack: str
+    size: int
+    needed: dict[bytes, ChunkLocation]
+    users: dict[str, set[bytes]] = field(default_factory=dict)
+
+    @property
+    def raw_bytes(self) -> int:
+        """What its needed chunks hold in memory."""
+        return sum(chunk.raw_length for chunk in self.needed.values())
+
+
+def wasteful_packs(chunks: ChunkStore) -> list[str]:
+    """Names of the packs that are worth rewriting; reads manifests only of commits whose packs may be."""
+    return [waste.pack for waste in _survey(chunks, None)]
+
+
+def rewrite_packs(chunks: ChunkStore, names: Sequence[str]) -> tuple[int, int]:
+    """Move what is needed out of those of these packs that are still wasteful, which gc can take then.
+
+    Returns how many packs were rewritten, and the bytes of the new ones.
+    """
+    done = written = 0
+    for some in groups(_survey(chunks, set(names)), lambda waste: waste.raw_bytes, TARGET_BYTES, _BATCH_PACKS):
+        try:
+            written += _rewrite(chunks, some)
+            done += len(some)
+        except (SessionFenced, CorruptData):
+            continue  # another gc took some first, or a pack is damaged, which is for verify to tell
+    return done, written
+
+
+def _survey(chunks: ChunkStore, names: set[str] | None) -> list[_Waste]:
+    """The packs that are mostly waste, of all or of these."""
+    suspects = {
+        pack.name: pack.size
+        for pack in chunks.catalog.packs()
+        if pack.state == "live" and pack.needed_by and pack.needed_bytes < _WORTH * pack.size
+        if names is None or pack.name in names
+    }
+    users: dict[str, list[str]] = defaultdict(list)
+    for pack in suspects:
+        for commit in chunks.catalog.users(pack):
+            users[commit].append(pack)
+    held = {pack: {chunk.digest: chunk for chunk in chunks.catalog.pack_chunks(pack)} for pack in suspects}
+    found = {pack: _Waste(pack, size, {}) for pack, size in suspects.items()}
+    for commit, packs in users.items():
+        for pack, digests in _needs(chunks, commit, packs, held):
+            found[pack].users[commit] = digests
+            found[pack].needed.update((digest, held[pack][digest]) for digest in digests)
+    return [waste for waste in found.values() if _is_waste(waste)]
+
+
+def _needs(
+    chunks: ChunkStore, commit: str, packs: Sequence[str], held: dict[str, dict[bytes, ChunkLocation]]
+) -> Iterator[tuple[str, set[bytes]]]:
+    try:
+        digests = commit_digests(chunks, commit)
+    except StepNotFound:
+        return  # another gc purged it
+    for pack in packs:
+        yield pack, digests & held[pack].keys()
+
+
+def _is_waste(waste: _Waste) -> bool:
+    return sum(chunk.length for chunk in waste.needed.values()) < _WORTH * waste.size
+
+
+def _rewrite(chunks: ChunkStore, wastes: Sequence[_Waste]) -> int:
+    """The bytes of the new packs."""
+    needed = {digest: chunk for waste in wastes for digest, chunk in waste.needed.items()}
+    with writing_session(chunks.catalog) as session:
+        if chunks.catalog.pin(session, list(needed)).keys() != needed.keys():
+            raise SessionFenced("gc has taken packs that were to be rewritten: collect again")
+        with chunks.writer(session) as writer:
+            writer.store(_fetched(chunks, needed))
+            own, _ = writer.finish()
+        chunks.catalog.rewrite(session, Rewrite(own, [waste.pack for waste in wastes], _new_needs(wastes, own)))
+    return sum(pack.size for pack in own)
+
+
+def _fetched(chunks: ChunkStore, needed: Mapping[bytes, ChunkLocation]) -> dict[bytes, Piece]:
+    """The chunks, verified as on every read."""
+    found = {digest: memoryview(bytearray(chunk.raw_length)) for digest, chunk in needed.items()}
+    chunks.fetch([Fetch(digest, len(raw), "rewriting packs", out=raw) for digest, raw in found.items()])
+    return {digest: Piece(raw, copied=True) for digest, raw in found.items()}
+
+
+def _new_needs(wastes: Sequence[_Waste], own: Sequence[NewPack]) -> dict[str, Counter[str]]:
+    """Commit id → new pack → bytes needed of it; nothing, for a commit that needed nothing of the old ones."""
+    places = {chunk.digest: chunk for pack in own for chunk in pack.chunks}
+    moved: dict[str, set[bytes]] = defaultdict(set)
+    for waste in wastes:
+        for commit, digests in waste.users.items():
+            moved[commit] |= digests
+    needs: dict[str, Counter[str]] = {commit: Counter() for commit in moved}
+    for commit, digests in moved.items():
+        for digest in digests:
+            needs[commit][places[digest].pack] += places[digest].length
+    return needs

@@ -1,0 +1,305 @@
+"""What gc does beyond dropping what no commit needs: it rewrites wasteful packs, and sweeps what nobody knows of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+
+import ckptstore
+from ckptstore.catalog.catalog import open_catalog
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import GcRefused, InvalidArgument
+from ckptstore.format.packs import pack_key
+from ckptstore.opening import open_parts
+from ckptstore.store import Store
+from ckptstore.testing.audit import (
+    CHUNK_BYTES,
+    assert_nothing_leaked,
+    assert_whole,
+    expire_sessions,
+    files,
+    state_of,
+)
+from ckptstore.testing.equality import assert_same
+from ckptstore.testing.faults import FailNth, Intercepted
+
+BLOCKS = 8
+
+
+def state(*numbers):
+    """Blocks of 40 KiB, told apart by their numbers."""
+    return {f"block {number}": torch.arange(10_240) * (number + 1) + number for number in numbers}
+
+
+@pytest.fixture
+def site(sites):
+    """Step 1 needs one block of eight of the pack that step 0 wrote; step 0 is purged."""
+    made = sites()
+    with made.open(chunk_bytes=CHUNK_BYTES) as store:
+        store.commit(state(*range(BLOCKS)), step=0)
+        store.commit(state(0, 100), step=1)
+        store.delete(0)
+        store.gc(grace=0)
+    return made
+
+
+def test_a_wasteful_pack_is_rewritten(site):
+    with site.open() as store:
+        before = store.stats().stored_bytes
+        plan = store.plan_gc(grace=0)
+        assert len(plan.rewrite) == 1
+        assert store.stats().stored_bytes == before
+        report = plan.execute()
+        assert (report.rewritten, report.packs) == (1, 1)
+        assert 0 < report.written_bytes < before / 2
+        assert store.stats().stored_bytes == before - report.freed_bytes + report.written_bytes
+        assert_same(store.checkout(1), state(0, 100))
+        assert store.verify().ok
+        assert store.plan_gc(grace=0).rewrite == ()
+    assert_nothing_leaked(site)
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = tmp_path / "store"
+    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+        store.commit(state(*range(BLOCKS)), step=0)
+        store.commit(state(0, 100), step=1)
+        store.delete(0)
+        store.gc(grace=0)
+    return place
+
+
+def parts_of(place):
+    return open_parts(
+        place, catalog=None, create=False, read_only=False, digest="xxh3_128", chunk_bytes=4096, storage_options=None
+    )
+
+
+class Meanwhile(Intercepted):
+    """Does something else before the first operation of a verb."""
+
+    def __init__(self, storage, verb, act):
+        super().__init__(storage)
+        self.verb, self.act = verb, act
+
+    def intercept(self, verb, key, operation):
+        if verb == self.verb and self.act is not None:
+            act, self.act = self.act, None
+            act()
+        return operation()
+
+
+def gc_meanwhile(place, verb, act):
+    """A gc during which something happens when it is about to do its first operation of a verb in rewriting."""
+    parts = parts_of(place)
+    with Store(parts, "main") as store:
+        plan = store.plan_gc(grace=0)
+    assert plan.rewrite
+    storage = Meanwhile(parts.storage, verb, act)
+    with Store(ChunkStore(storage, parts.catalog, parts.config), "main") as store:
+        return store.gc(grace=0)
+
+
+@pytest.mark.parametrize("verb", ["get_ranges", "put"])
+def test_a_commit_that_comes_in_between_keeps_the_old_pack(place, verb):
+    def commit():
+        with ckptstore.open(place) as other:
+            other.commit(state(5, 6), step=2)
+
+    gc_meanwhile(place, verb, commit)
+    with ckptstore.open(place) as store:
+        for step, numbers in ((1, (0, 100)), (2, (5, 6))):
+            assert_same(store.checkout(step), state(*numbers))
+        assert store.verify().ok
+        store.delete(1)
+        store.gc(grace=0)
+        assert_same(store.checkout(2), state(5, 6))
+    assert_nothing_leaked(place)
+
+
+@pytest.mark.parametrize("verb", ["get_ranges", "put"])
+def test_a_deletion_that_comes_in_between(place, verb):
+    def drop():
+        with ckptstore.open(place) as other:
+            other.delete(1)
+            other.gc(grace=0)
+
+    gc_meanwhile(place, verb, drop)
+    with ckptstore.open(place) as store:
+        assert store.steps() == []
+    assert_nothing_leaked(place)
+    assert files(place) == {"ckptstore.json"}
+
+
+@pytest.mark.parametrize("verb", ["get_ranges", "put"])
+def test_two_rewrite_at_once(place, verb):
+    def rewrite():
+        with ckptstore.open(place) as other:
+            other.gc(grace=0)
+
+    gc_meanwhile(place, verb, rewrite)
+    with ckptstore.open(place) as store:
+        assert_same(store.checkout(1), state(0, 100))
+        assert store.verify().ok
+    assert_nothing_leaked(place)
+
+
+def test_a_reader_of_the_old_pack_goes_on(place):
+    def rewrite():
+        with ckptstore.open(place) as other:
+            assert other.gc(grace=0).rewritten == 1
+
+    parts = parts_of(place)
+    storage = Meanwhile(parts.storage, "get_ranges", rewrite)
+    with Store(ChunkStore(storage, parts.catalog, parts.config), "main") as store:
+        assert_same(store.checkout(1), state(0, 100))
+    assert storage.act is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("n", range(1, 12))
+def test_an_interrupted_rewriting_is_begun_again(place, n, after):
+    parts = parts_of(place)
+    storage = FailNth(parts.storage, n, after=after)
+    with Store(ChunkStore(storage, parts.catalog, parts.config), "main") as store:
+        try:
+            store.gc(grace=0)
+        except ckptstore.StorageError:
+            assert storage.failed
+        assert_same(ckptstore.open(place).checkout(1), state(0, 100))
+    with ckptstore.open(place) as store:
+        store.gc(grace=0)
+        assert store.plan_gc(grace=0).rewrite == ()
+        assert store.stats().stored_bytes < 3 * 81_920
+        assert_same(store.checkout(1), state(0, 100))
+    assert_nothing_leaked(place)
+
+
+def test_a_damaged_wasteful_pack_does_not_stop_gc(place):
+    with ckptstore.open(place) as store:
+        (name,) = store.plan_gc(grace=0).rewrite
+        path = place / pack_key(name)
+        path.write_bytes(bytes(path.stat().st_size))
+        store.commit(state(200), step=2)
+        store.delete(2)
+        report = store.gc(grace=0)
+        assert (report.packs, report.rewritten) == (1, 0)
+        assert not store.verify().ok
+
+
+# the sweep
+
+
+def late_writer(place):
+    """Puts its pack and its document after gc took it for dead."""
+    with closing(parts_of(place).catalog) as catalog:
+        storage = parts_of(place).storage
+        session, pack = catalog.open_session(60), uuid.uuid4().hex
+        document = f"manifests/main/000000000009.{uuid.uuid4().hex}.manifest"
+        catalog.reserve(session, [pack], document)
+        expire_sessions(place)
+        with ckptstore.open(place) as store:
+            store.gc(grace=0)
+        storage.put(pack_key(pack), [b"late"])
+        storage.put(document, [b"late"])
+    return {pack_key(pack), document}
+
+
+def test_what_a_late_writer_left_is_swept(place):
+    late = late_writer(place)
+    with ckptstore.open(place) as store:
+        store.gc(grace=0)
+        assert late <= files(place)
+        plan = store.plan_gc(grace=0, sweep=True)
+        assert {*plan.orphans.documents, *map(pack_key, plan.orphans.packs)} == late
+        report = plan.execute()
+        assert (report.packs, report.purged, report.freed_bytes) == (1, 1, 4)
+        assert not late & files(place)
+        assert_same(store.checkout(1), state(0, 100))
+    assert_nothing_leaked(place)
+
+
+def test_what_nobody_knows_of_is_swept_after_a_day(place):
+    pack, document = pack_key(uuid.uuid4().hex), "manifests/main/000000000003.0.manifest"
+    for key in (pack, document, "packs/README"):
+        (place / key).parent.mkdir(parents=True, exist_ok=True)
+        (place / key).write_bytes(b"who knows")
+    with ckptstore.open(place) as store:
+        store.gc(grace=0, sweep=True)
+        assert {pack, document} <= files(place)
+        for key in (pack, document, "packs/README"):
+            os.utime(place / key, (0, 0))
+        report = store.gc(grace=0, sweep=True)
+        assert (report.packs, report.purged) == (1, 1)
+        assert not {pack, document} & files(place)
+        assert (place / "packs/README").exists()
+        assert_same(store.checkout(1), state(0, 100))
+
+
+def test_nothing_is_swept_when_the_catalog_is_older_than_the_storage(tmp_path):
+    place = tmp_path / "store"
+    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+        store.commit(state_of("main", 0), step=0)
+    shutil.copy(place / "catalog.sqlite", tmp_path / "older.sqlite")
+    with ckptstore.open(place) as store:
+        store.commit(state_of("main", 1), step=1)
+    for path in place.glob("catalog.sqlite*"):
+        path.unlink()
+    shutil.copy(tmp_path / "older.sqlite", place / "catalog.sqlite")
+    for path in place.rglob("*"):
+        os.utime(path, (0, 0))
+    before = files(place)
+    with ckptstore.open(place) as store:
+        assert store.steps() == [0]
+        with pytest.raises(GcRefused, match=r"manifests/main/000000000001.*older than the storage: rebuild"):
+            store.gc(grace=0, sweep=True)
+        store.gc(grace=0)
+    assert files(place) == before
+    (place / "catalog.sqlite").unlink()
+    assert ckptstore.rebuild_catalog(place).commits == 2
+    assert assert_whole(place) == {("main", 0), ("main", 1)}
+
+
+# the tripwire
+
+
+def test_more_than_a_share_is_not_dropped_unseen(tmp_path):
+    with ckptstore.open(tmp_path / "store") as store:
+        for step in range(20):
+            store.commit({"step": step}, step=step)
+        with pytest.raises(GcRefused, match=r"delete 19 of 20 commits of run 'main', more than the share of 0.9"):
+            store.gc(ckptstore.KeepLast(1))
+        with pytest.raises(GcRefused):
+            store.gc(ckptstore.KeepLast(5), most=0.5)
+        wrong: list[Any] = [-0.1, 1.1, "1"]
+        for most in wrong:
+            with pytest.raises(InvalidArgument, match="most="):
+                store.gc(ckptstore.KeepLast(5), most=most)
+        assert len(store.steps()) == 20
+        assert len(store.gc(ckptstore.KeepLast(2)).deleted) == 18
+        store.plan_gc(ckptstore.KeepLast(0)).execute()
+        assert store.steps() == []
+
+
+def test_a_plan_that_was_seen_is_executed(tmp_path):
+    with ckptstore.open(tmp_path / "store") as store:
+        for step in range(20):
+            store.commit({"step": step}, step=step)
+        store.plan_gc(ckptstore.KeepLast(1)).execute()
+        assert store.steps() == [19]
+        assert store.gc(ckptstore.KeepLast(0)).deleted == (19,)
+
+
+def test_the_catalog_knows_what_is_needed_of_packs(place):
+    with closing(open_catalog(f"sqlite:///{place}/catalog.sqlite", create=False)) as catalog:
+        needed = sorted(pack.needed_bytes for pack in catalog.packs())
+        sizes = sorted(sum(chunk.length for chunk in catalog.pack_chunks(pack.name)) for pack in catalog.packs())
+    assert needed[0] < sizes[-1] / 4
+    assert needed[1] == sizes[0]
