@@ -57,9 +57,11 @@ if TYPE_CHECKING:
     from ckptstore.operations.background import CommitHandle
     from ckptstore.operations.diff import Change, Diff, Numbers
     from ckptstore.operations.gc import GcPlan, GcReport
+    from ckptstore.operations.problem import Problem
     from ckptstore.operations.rebuild import LeftOut, RebuildReport
+    from ckptstore.operations.repair import RepairPlan, RepairReport
     from ckptstore.operations.retention import KeepBest, KeepEvery, KeepLast, Policy
-    from ckptstore.operations.verify import Problem, VerifyReport
+    from ckptstore.operations.verify import VerifyReport
     from ckptstore.operations.view import ManifestView
     from ckptstore.state.stateful import RNGState, StateDict
     from ckptstore.store import Store
@@ -101,6 +103,8 @@ __all__ = [
     "Problem",
     "RNGState",
     "RebuildReport",
+    "RepairPlan",
+    "RepairReport",
     "Run",
     "RunNotFound",
     "SchemaTooNew",
@@ -142,7 +146,7 @@ _ELSEWHERE = {
     "ManifestView": "operations.view:ManifestView",
     "Numbers": "operations.diff:Numbers",
     "Policy": "operations.retention:Policy",
-    "Problem": "operations.verify:Problem",
+    "Problem": "operations.problem:Problem",
     "RNGState": "state.stateful:RNGState",
     "Run": "catalog.base:RunRecord",
     "StateDict": "state.stateful:StateDict",
@@ -151,6 +155,8 @@ _ELSEWHERE = {
     "TensorEntry": "format.manifest:TensorEntry",
     "ValueEntry": "format.manifest:ValueEntry",
     "LeftOut": "operations.rebuild:LeftOut",
+    "RepairPlan": "operations.repair:RepairPlan",
+    "RepairReport": "operations.repair:RepairReport",
     "RebuildReport": "operations.rebuild:RebuildReport",
     "VerifyReport": "operations.verify:VerifyReport",
     "open": "store:open_store",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.operations import gc, verify
+from ckptstore.operations import gc, repair, verify
 from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST, GcPlan, GcReport
+from ckptstore.operations.repair import RepairPlan, RepairReport
 from ckptstore.operations.retention import Policy
-from ckptstore.operations.verify import VerifyReport
-from ckptstore.progress import ProgressCallback, meter
+from ckptstore.operations.verify import Level, Scope, VerifyReport
+from ckptstore.progress import ProgressCallback
 
 
 class Keeping:
@@ -56,7 +57,49 @@ class Keeping:
         gc.check_share(plan, most)
         return plan.execute()
 
-    def verify(self, *, progress: ProgressCallback | None = None) -> VerifyReport:
-        """Check the catalog, every manifest and every stored byte. Damage is reported, not raised."""
-        total = sum(pack.size for pack in self._parts.catalog.packs() if pack.state == "live")
-        return verify.verify(self._parts, meter(progress, "verify", total))
+    def verify(
+        self,
+        level: Level = "data",
+        *,
+        subset: tuple[int, int] | None = None,
+        older_than: float | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> VerifyReport:
+        """Check that what is stored is what was written. Damage is reported, not raised.
+
+        Args:
+            level: `catalog`: the database and its manifests; `sizes`: also that every object is there and as long as it
+                was; `footers`: also what objects say of themselves; `data`: also every byte.
+            subset: (k, n), as (3, 20): only the k-th of n equal parts of the packs, always the same ones. Manifests are
+                checked all.
+            older_than: only packs of which no byte was read by a verification for so many seconds; so an interrupted
+                verification goes on where it was, and a nightly one comes around.
+            progress: called with (stage, bytes done, bytes in all).
+
+        Raises:
+            InvalidArgument: a level, subset or age that cannot be.
+        """
+        return verify.verify(self._parts, Scope(level, subset, older_than), progress)
+
+    def plan_repair(self, source: Keeping | None = None, *, progress: ProgressCallback | None = None) -> RepairPlan:
+        """What `repair` would do now, after verifying every byte; `plan.execute()` does it.
+
+        Args:
+            source: another store that may have good copies of chunks and manifests, such as a backup.
+            progress: called with (stage, bytes done, bytes in all).
+
+        Raises:
+            InvalidArgument: the other store has another digest.
+            StorageError: a pack cannot be read now; that is no damage.
+        """
+        other = None if source is None else source._parts  # noqa: SLF001 - of the same kind
+        return repair.plan_repair(self._parts, other, progress)
+
+    def repair(self, source: Keeping | None = None, *, progress: ProgressCallback | None = None) -> RepairReport:
+        """Mend what can be mended. See `plan_repair`.
+
+        Damaged packs are retired: what is whole in them, or lies elsewhere, is stored anew, and nothing else is found
+        in them any more, so that the next commit of the same chunks heals what is still lost. They stay in storage as
+        long as anything is lost. Manifest documents are mended from the catalog, and the catalog's from them.
+        """
+        return self.plan_repair(source, progress=progress).execute()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
+from ckptstore.errors import InvalidArgument
 from ckptstore.format import document
 from ckptstore.format.manifest import check_consistent
 from ckptstore.format.version import MIB
@@ -212,6 +213,7 @@ class Store(Keeping):
         into: Mapping[str, Any] | None = None,
         paths: str | Sequence[str] | None = None,
         strict: bool = True,
+        skip_damaged: bool = False,
         allow_pickle: bool = False,
         memory_budget_bytes: int = DEFAULT_BUDGET,
         progress: ProgressCallback | None = None,
@@ -228,6 +230,7 @@ class Store(Keeping):
             strict: with `into`, paths that only one side has are an error; otherwise what both have is loaded.
                 Modules, `StateDict` and plain state are compared so. Optimizers, schedulers and other objects get the
                 commit's state whole, whatever theirs is.
+            skip_damaged: leave out leaves whose bytes are damaged or missing, and warn of them; not with `into`.
             allow_pickle: load leaves that were stored as pickles. A pickle can run any code.
             memory_budget_bytes: what reading may hold beside the state itself.
             progress: called with (stage, bytes done, bytes in all).
@@ -239,6 +242,7 @@ class Store(Keeping):
             StateMismatch: with `into`; everything that does not fit, before anything was written.
             BudgetTooSmall: one chunk does not fit into the budget.
             PathNotFound: a path that selects nothing.
+            InvalidArgument: `skip_damaged` with `into`.
             CorruptData: stored bytes are damaged. Objects of `into` may be partly loaded then.
         """
         from ckptstore.operations.checkout import checkout
@@ -249,7 +253,9 @@ class Store(Keeping):
         advance = meter(progress, "checkout", view.commit.logical_bytes)
         options: dict[str, Any] = {"allow_pickle": allow_pickle, "budget": memory_budget_bytes, "advance": advance}
         if into is None:
-            return checkout(self._parts, view, globs, **options)
+            return checkout(self._parts, view, globs, skip_damaged=skip_damaged, **options)
+        if skip_damaged:
+            raise InvalidArgument("skip_damaged with into: live objects are not filled in part; choose by paths=")
         restore(self._parts, view, into, globs, strict=strict, **options)
         return into
 

@@ -16,6 +16,7 @@ from ckptstore.cli.contents import diff, ls
 from ckptstore.cli.failures import GuardedGroup
 from ckptstore.cli.files import export_, import_
 from ckptstore.cli.history import log, restore, rm, show, steps, tag
+from ckptstore.cli.mending import repair
 from ckptstore.cli.upkeep import init, migrate, rebuild, stats, verify
 
 __all__ = ["cli", "main"]
@@ -33,7 +34,7 @@ def cli() -> None:
 
 
 for _command in (
-    *(init, log, show, steps, ls, diff, tag, rm, restore, gc, verify, stats),
+    *(init, log, show, steps, ls, diff, tag, rm, restore, gc, verify, repair, stats),
     *(export_, import_, migrate, rebuild, completion),
 ):
     cli.add_command(_command)

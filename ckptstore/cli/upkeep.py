@@ -14,7 +14,8 @@ from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
     from ckptstore.catalog.base import CatalogStats, RunRecord
-    from ckptstore.operations.verify import Problem, VerifyReport
+    from ckptstore.operations.problem import Problem
+    from ckptstore.operations.verify import Level, VerifyReport
 
 _RUNS = (
     Column("RUN", fold=True),
@@ -25,6 +26,8 @@ _RUNS = (
 _PROBLEMS = (Column("OBJECT", fold=True), Column("PROBLEM", fold=True), Column("AFFECTED", fold=True))
 _LEFT_OUT = (Column("LEFT OUT", fold=True), Column("WHY", fold=True))
 _MOST_AFFECTED = 3
+
+LEVELS = ("catalog", "sizes", "footers", "data")
 
 
 @click.command()
@@ -103,20 +106,43 @@ def _stats_json(counts: CatalogStats, runs: list[RunRecord]) -> dict[str, Any]:
 
 @click.command()
 @store_command
+@click.option("--level", type=click.Choice(LEVELS), default="data", show_default=True, help="How deep to look.")
+@click.option("--subset", metavar="K/N", help="Only the K-th of N parts of the packs.")
+@click.option("--older-than", type=float, metavar="SECONDS", help="Only packs not verified for so long.")
 @click.pass_context
-def verify(context: click.Context, place: Place, *, as_json: bool) -> None:
+def verify(
+    context: click.Context,
+    place: Place,
+    *,
+    level: Level,
+    subset: str | None,
+    older_than: float | None,
+    as_json: bool,
+) -> None:
     """Check every stored byte, of all runs.
 
-    Also the catalog and every manifest. Exits with 1 when something is damaged.
+    Also the catalog and every manifest. Levels that look less deep: catalog; sizes, of every object; footers, what
+    objects say of themselves. Packs not verified for the longest time come first. Exits with 1 when something is
+    damaged.
     """
+    part = _subset(subset)
     with place.open(any_run=True) as store, progress_bar() as progress:
-        report = store.verify(progress=progress)
+        report = store.verify(level, subset=part, older_than=older_than, progress=progress)
     if as_json:
         print_json(_verify_json(report))
     else:
         _print_report(report)
     if not report.ok:
         context.exit(FAILED)
+
+
+def _subset(told: str | None) -> tuple[int, int] | None:
+    if told is None:
+        return None
+    part, _, parts = told.partition("/")
+    if not (part.isdecimal() and parts.isdecimal()):
+        raise click.BadParameter("give K/N, as 3/20", param_hint="--subset")
+    return int(part), int(parts)
 
 
 @click.command()

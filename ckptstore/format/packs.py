@@ -14,6 +14,7 @@ begin on multiples of 64 bytes, so raw ones can be mapped.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import Annotated
@@ -142,6 +143,31 @@ def problems(data: memoryview, name: str) -> Iterator[tuple[Frame | None, str]]:
         end += padding
     if end != offset:
         yield None, f"pack {name}: there are {offset - end} bytes between its frames and its footer"
+
+
+def salvage(data: memoryview) -> Iterator[Frame]:
+    """The frames that are whole, found by their magic, whatever else of a pack is damaged or missing.
+
+    Their payloads fit their checksums; whether these are the chunks they say is for the caller.
+    """
+    for found in re.finditer(_FRAME_MAGIC, data):
+        frame = _frame_at(data, found.start())
+        if frame is not None:
+            yield frame
+
+
+def _frame_at(data: memoryview, start: int) -> Frame | None:
+    if len(data) < start + _FRAME.size:
+        return None
+    _, codec, digest_size, base_size, raw_length, length, sealed = _FRAME.unpack_from(data, start)
+    names = bytes(data[start + _FRAME.size : start + _FRAME.size + digest_size + base_size])
+    digest, base = names[:digest_size], names[digest_size:]
+    header = _header(digest, codec, length, raw_length, sealed, base)
+    offset = start + len(header)
+    payload = data[offset : offset + length]
+    if data[start:offset] != header or len(payload) != length or checksum(payload) != sealed:
+        return None
+    return Frame(digest, codec, offset, length, raw_length, sealed, base)
 
 
 def _header(digest: bytes, codec: int, length: int, raw_length: int, sealed: int, base: bytes) -> bytes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.chunkstore.grouping import Advance
+from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.errors import CorruptData
+from ckptstore.format.manifest import Entry
 from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.paths import chosen, require_matches
 from ckptstore.operations.view import ManifestView
@@ -18,6 +21,7 @@ def checkout(
     view: ManifestView,
     globs: Sequence[str] | None,
     *,
+    skip_damaged: bool,
     allow_pickle: bool,
     budget: int,
     advance: Advance,
@@ -28,6 +32,32 @@ def checkout(
         require_matches([*manifest.entries, *containers], globs, view.name)
         containers = narrow(containers, globs)
     entries = chosen(manifest.entries, globs)
-    leaves = load_values(chunks, entries, allow_pickle=allow_pickle, budget=budget)
-    leaves |= load_arrays(chunks, entries, {}, same=manifest.aliases, budget=budget, advance=advance)
+
+    def load(entries: Mapping[str, Entry], advance: Advance) -> dict[str, object]:
+        leaves = load_values(chunks, entries, allow_pickle=allow_pickle, budget=budget)
+        return leaves | load_arrays(chunks, entries, {}, same=manifest.aliases, budget=budget, advance=advance)
+
+    try:
+        leaves = load(entries, advance)
+    except CorruptData:
+        if not skip_damaged:
+            raise
+        leaves = load(_whole_entries(entries, load, view.name), ignore)
     return unflatten(containers, leaves, allow_pickle=allow_pickle)
+
+
+def _whole_entries(
+    entries: Mapping[str, Entry], load: Callable[[Mapping[str, Entry], Advance], object], commit: str
+) -> dict[str, Entry]:
+    """Those that can be loaded, found by loading each; warns of the others."""
+    whole: dict[str, Entry] = {}
+    for path, entry in entries.items():
+        try:
+            load({path: entry}, ignore)
+        except CorruptData:
+            continue
+        whole[path] = entry
+    lost = [path for path in entries if path not in whole]
+    told = f"{len(lost)} leaf is damaged" if len(lost) == 1 else f"{len(lost)} leaves are damaged"
+    warnings.warn(f"{commit}: {told} and left out: {', '.join(lost)}; run repair", stacklevel=4)
+    return whole

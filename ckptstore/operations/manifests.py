@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CkptStoreError
@@ -28,3 +30,17 @@ def any_document(chunks: ChunkStore, commit: CommitRecord) -> Document:
         return document.decode(chunks.catalog.manifest(commit.id), commit.document)
     except CkptStoreError:
         return document.decode(chunks.storage.get(commit.document), commit.document)
+
+
+def users_of(chunks: ChunkStore, digests: set[bytes]) -> dict[bytes, tuple[str, ...]]:
+    """Which leaves of the commits that exist now need these chunks; manifests are read once more, one at a time."""
+    users: dict[bytes, list[str]] = defaultdict(list)
+    for commit in chunks.catalog.commits(deleted=True) if digests else ():
+        try:
+            written = any_document(chunks, commit)
+        except CkptStoreError:
+            continue  # reported already
+        for path, entry in written.manifest.entries.items():
+            for digest in digests.intersection(chunk_digests(entry, chunks.digest.size)):
+                users[digest].append(f"{commit.run}@{commit.step} {path}")
+    return {digest: tuple(paths) for digest, paths in users.items()}

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptstore.catalog.base import ChunkLocation, NewPack, Rewrite
+from ckptstore.catalog.base import ChunkLocation, Rewrite
 from ckptstore.chunkstore import ChunkStore, Fetch, Piece
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import CorruptData, SessionFenced, StepNotFound
@@ -83,6 +83,8 @@ def _needs(
         digests = commit_digests(chunks, commit)
     except StepNotFound:
         return  # another gc purged it
+    except CorruptData:
+        digests = set().union(*(held[pack] for pack in packs))  # nobody knows: all of it
     for pack in packs:
         yield pack, digests & held[pack].keys()
 
@@ -100,7 +102,9 @@ def _rewrite(chunks: ChunkStore, wastes: Sequence[_Waste]) -> int:
         with chunks.writer(session) as writer:
             writer.store(_fetched(chunks, needed))
             own, _ = writer.finish()
-        chunks.catalog.rewrite(session, Rewrite(own, [waste.pack for waste in wastes], _new_needs(wastes, own)))
+        places = {chunk.digest: chunk for pack in own for chunk in pack.chunks}
+        needs = needs_at(_moved(wastes), places)
+        chunks.catalog.rewrite(session, Rewrite(own, [waste.pack for waste in wastes], needs))
     return sum(pack.size for pack in own)
 
 
@@ -111,15 +115,19 @@ def _fetched(chunks: ChunkStore, needed: Mapping[bytes, ChunkLocation]) -> dict[
     return {digest: Piece(raw, copied=True) for digest, raw in found.items()}
 
 
-def _new_needs(wastes: Sequence[_Waste], own: Sequence[NewPack]) -> dict[str, Counter[str]]:
-    """Commit id → new pack → bytes needed of it; nothing, for a commit that needed nothing of the old ones."""
-    places = {chunk.digest: chunk for pack in own for chunk in pack.chunks}
+def needs_at(digests: Mapping[str, set[bytes]], places: Mapping[bytes, ChunkLocation]) -> dict[str, Counter[str]]:
+    """Commit id → pack → bytes needed of it, from each commit's digests and where these lie now."""
+    needs: dict[str, Counter[str]] = {commit: Counter() for commit in digests}
+    for commit, needed in digests.items():
+        for digest in needed:
+            needs[commit][places[digest].pack] += places[digest].length
+    return needs
+
+
+def _moved(wastes: Sequence[_Waste]) -> dict[str, set[bytes]]:
+    """Commit id → digests that lie elsewhere now; none, for a commit that needed nothing of the old packs."""
     moved: dict[str, set[bytes]] = defaultdict(set)
     for waste in wastes:
         for commit, digests in waste.users.items():
             moved[commit] |= digests
-    needs: dict[str, Counter[str]] = {commit: Counter() for commit in moved}
-    for commit, digests in moved.items():
-        for digest in digests:
-            needs[commit][places[digest].pack] += places[digest].length
-    return needs
+    return moved

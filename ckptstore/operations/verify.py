@@ -1,49 +1,49 @@
-"""Checking that everything stored is what was written: the catalog, every manifest document, every byte of packs."""
+"""Checking that what is stored is what was written, as deep as is wanted.
+
+Levels, each of which does what the ones before it do: `catalog`, the database and its manifests; `sizes`, that every
+object is there and as long as it was; `footers`, what packs and manifest documents say of themselves; `data`, every
+byte of them.
+"""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-
-import msgspec
+from typing import Literal, get_args
 
 from ckptstore.catalog.base import CommitRecord, PackRecord
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.chunkstore.grouping import Advance, ignore
-from ckptstore.errors import CkptStoreError, CorruptData, ObjectNotFound
-from ckptstore.format import document, packs
-from ckptstore.format.codecs import codec_numbered
-from ckptstore.format.document import Document
-from ckptstore.format.manifest import check_consistent, chunk_digests
+from ckptstore.chunkstore.grouping import Advance
+from ckptstore.errors import InvalidArgument, StorageReadOnly
 from ckptstore.format.packs import pack_key
-from ckptstore.operations.manifests import any_document, document_digests
+from ckptstore.operations.check_documents import check_record, check_stored
+from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
+from ckptstore.operations.manifests import users_of
+from ckptstore.operations.problem import Problem
+from ckptstore.progress import ProgressCallback, meter
+from ckptstore.storage.base import ObjectInfo
 
+Level = Literal["catalog", "sizes", "footers", "data"]
+
+_LEVELS: tuple[str, ...] = get_args(Level)
+_PACK_CHECKS: dict[str, Check] = {"sizes": check_size, "footers": check_footer, "data": check_data}
 _WORKERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is not as it was written.
-
-    Attributes:
-        object: the storage key, or "catalog".
-        detail: what is wrong.
-        digest: the chunk that is lost, when one is.
-        affected: the leaves hit, as "run@step path".
-    """
-
-    object: str
-    detail: str
-    digest: bytes = b""
-    affected: tuple[str, ...] = ()
+_MARKED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a verification looked at, and what it found."""
+    """What a verification looked at, and what it found.
+
+    Attributes:
+        commits: how many, live and deleted.
+        packs: how many were checked, at the level that was asked for.
+        bytes: their size.
+        problems: what is wrong.
+    """
 
     commits: int
     packs: int
@@ -56,87 +56,106 @@ class VerifyReport:
         return not self.problems
 
 
-def verify(chunks: ChunkStore, advance: Advance = ignore) -> VerifyReport:
-    """Check all of it, reading every byte. Damage is reported, never raised; what gc takes meanwhile is no damage."""
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What to verify; see `Store.verify`. Raises InvalidArgument for what cannot be."""
+
+    level: Level = "data"
+    subset: tuple[int, int] | None = None
+    older_than: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.level not in _LEVELS:
+            raise InvalidArgument(f"level={self.level!r}: choose one of {', '.join(_LEVELS)}")
+        if self.subset is not None and not _is_share(self.subset):
+            raise InvalidArgument(f"subset={self.subset!r}: give (k, n), for the k-th of n parts, as in (3, 20)")
+        if self.older_than is not None and not isinstance(self.older_than, int | float):
+            raise InvalidArgument(f"older_than={self.older_than!r}: give seconds")
+
+    def includes(self, level: Level) -> bool:
+        """Whether that level is part of what was asked for."""
+        return _LEVELS.index(self.level) >= _LEVELS.index(level)
+
+    def chosen(self, packs: Sequence[PackRecord]) -> list[PackRecord]:
+        """The live packs to look at, those first that were not verified for the longest time."""
+        if self.level == "catalog":
+            return []
+        limit = float("inf") if self.older_than is None else time.time() - self.older_than
+        found = [pack for pack in packs if pack.state == "live" and (pack.verified or 0) <= limit]
+        if self.subset is not None:
+            part, parts = self.subset
+            found = [pack for pack in found if int(pack.name, 16) % parts == part - 1]
+        return sorted(found, key=lambda pack: pack.verified or 0)
+
+
+def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None = None) -> VerifyReport:
+    """Damage is reported, never raised; what gc takes meanwhile is no damage."""
     commits = chunks.catalog.commits(deleted=True)
-    live = [pack for pack in chunks.catalog.packs() if pack.state == "live"]
-    found: list[Problem] = [Problem("catalog", detail) for detail in chunks.catalog.check()]
+    chosen = scope.chosen(chunks.catalog.packs())
+    total = sum(pack.size for pack in chosen)
+    advance = meter(progress, "verify", total)
     wanted: set[bytes] = set()
-    for commit in commits:
-        problems = list(_check_document(chunks, commit, wanted))
-        if problems and chunks.catalog.by_id(commit.id) is not None:
-            found += problems
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        for problems in pool.map(lambda pack: list(_check_pack(chunks, pack, advance)), live):
-            found += problems
-    found = _without_taken_packs(chunks, found)
+    found = [Problem("catalog", detail) for detail in chunks.catalog.check()]
+    found += _check_commits(chunks, commits, scope, wanted)
+    found += _without_taken_packs(chunks, list(_check_packs(chunks, chosen, scope, advance)))
     missing = wanted - chunks.catalog.locate(list(wanted)).keys()
-    users = _users(chunks, missing | {problem.digest for problem in found if problem.digest})
+    users = users_of(chunks, missing | {problem.digest for problem in found if problem.digest})
     found += [
         Problem("catalog", f"no live pack holds the chunk {digest.hex()}", digest) for digest in missing & users.keys()
     ]
     blamed = tuple(replace(problem, affected=users.get(problem.digest, problem.affected)) for problem in found)
-    return VerifyReport(len(commits), len(live), sum(pack.size for pack in live), blamed)
+    return VerifyReport(len(commits), len(chosen), total, blamed)
 
 
-def _check_document(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
-    """Adds the digests of the commit's chunks to `wanted`."""
-    here = f"{commit.run}@{commit.step}"
-    kept = b""
-    try:
-        kept = chunks.catalog.manifest(commit.id)
-        written = document.decode(kept, f"of {here} in the catalog")
-        check_consistent(written.manifest, chunks.digest.size, f"the manifest of {here}")
-        wanted |= document_digests(written, chunks.digest.size)
-        parent = written.parent if commit.parent is not None else None  # a purged parent is forgotten
-        if _identity(commit) != _identity(msgspec.structs.replace(written, parent=parent)):
-            yield Problem("catalog", f"the record of {here} contradicts its manifest", affected=(here,))
-        if chunks.digest.compute(document.encode_manifest(written.manifest)) != written.content:
-            yield Problem("catalog", f"the manifest of {here} does not have its digest", affected=(here,))
-    except CkptStoreError as error:
-        yield Problem("catalog", str(error), affected=(here,))
-    try:
-        stored = chunks.storage.get(commit.document)
-        wanted |= document_digests(document.decode(stored, commit.document), chunks.digest.size)
-        if kept and stored != kept:
-            yield Problem(commit.document, f"differs from the catalog's manifest of {here}", affected=(here,))
-    except CkptStoreError as error:
-        yield Problem(commit.document, str(error), affected=(here,))
+def _is_share(subset: object) -> bool:
+    if not isinstance(subset, tuple) or len(subset) != 2 or not all(type(number) is int for number in subset):
+        return False
+    return bool(1 <= subset[0] <= subset[1])
 
 
-def _identity(commit: CommitRecord | Document) -> tuple[object, ...]:
-    metadata = json.dumps(commit.metadata, sort_keys=True)  # as text, since NaN is not equal to itself
-    return commit.id, commit.run, commit.step, commit.parent, commit.content, metadata
+def _check_commits(
+    chunks: ChunkStore, commits: Sequence[CommitRecord], scope: Scope, wanted: set[bytes]
+) -> Iterator[Problem]:
+    there = {info.key for info in chunks.storage.list("manifests/")} if scope.includes("sizes") else set()
+    for commit in commits:
+        problems = list(check_record(chunks, commit, wanted))
+        if scope.includes("footers"):
+            problems += check_stored(chunks, commit, wanted)
+        elif scope.includes("sizes") and commit.document not in there:
+            problems.append(Problem(commit.document, "is missing", affected=(f"{commit.run}@{commit.step}",)))
+        if problems and chunks.catalog.by_id(commit.id) is not None:
+            yield from problems
 
 
-def _check_pack(chunks: ChunkStore, pack: PackRecord, advance: Advance) -> Iterator[Problem]:
-    key = pack_key(pack.name)
-    recorded = {location.digest: location for location in chunks.catalog.pack_chunks(pack.name)}
-    try:
-        data = memoryview(chunks.storage.get(key))
-    except CkptStoreError as error:
-        missing = isinstance(error, ObjectNotFound)
-        detail = "is missing" if missing else str(error)
-        yield from (Problem(key, detail, digest) for digest in recorded)
-        return
-    advance(len(data))
-    if len(data) != pack.size:
-        yield Problem(key, f"has {len(data)} bytes, the catalog says {pack.size}")
-    damaged = set()
-    for frame, detail in packs.problems(data, pack.name):
-        damaged.add(frame.digest if frame else b"")
-        yield Problem(key, detail, frame.digest if frame else b"")
-    for digest, location in recorded.items():
-        if digest in damaged:
-            continue
-        try:
-            raw = memoryview(bytearray(location.raw_length))
-            payload = data[location.offset : location.offset + location.length]
-            codec_numbered(location.codec).decode(payload, raw)
-            if chunks.digest.compute(raw) != digest:
-                raise CorruptData(f"the chunk at {location.offset} does not have the digest {digest.hex()}")
-        except CkptStoreError as error:
-            yield Problem(key, str(error), digest)
+def _check_packs(chunks: ChunkStore, chosen: Sequence[PackRecord], scope: Scope, advance: Advance) -> Iterator[Problem]:
+    """Checks in threads, and records in between which packs were found good."""
+    listed = {info.key: info for info in chunks.storage.list("packs/")} if chosen else {}
+
+    def check(pack: PackRecord) -> list[Problem]:
+        info = listed.get(pack_key(pack.name))
+        found = list(_check_pack(chunks, pack, info, scope))
+        advance(pack.size)
+        return found
+
+    good: list[str] = []
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        for pack, problems in zip(chosen, pool.map(check, chosen), strict=True):
+            yield from problems
+            good += [] if problems or scope.level != "data" else [pack.name]
+            if len(good) >= _MARKED_AT_ONCE:
+                _mark(chunks, good)
+    _mark(chunks, good)
+
+
+def _check_pack(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo | None, scope: Scope) -> Iterator[Problem]:
+    return check_missing(chunks, pack) if info is None else _PACK_CHECKS[scope.level](chunks, pack, info)
+
+
+def _mark(chunks: ChunkStore, good: list[str]) -> None:
+    if good:
+        with suppress(StorageReadOnly):
+            chunks.catalog.mark_verified(good)
+        good.clear()
 
 
 def _without_taken_packs(chunks: ChunkStore, found: list[Problem]) -> list[Problem]:
@@ -144,17 +163,3 @@ def _without_taken_packs(chunks: ChunkStore, found: list[Problem]) -> list[Probl
         return found
     known = {pack_key(pack.name) for pack in chunks.catalog.packs() if pack.state == "live"}
     return [problem for problem in found if not problem.object.startswith("packs/") or problem.object in known]
-
-
-def _users(chunks: ChunkStore, digests: set[bytes]) -> dict[bytes, tuple[str, ...]]:
-    """Which leaves of the commits that exist now need these chunks; manifests are read once more, one at a time."""
-    users: dict[bytes, list[str]] = defaultdict(list)
-    for commit in chunks.catalog.commits(deleted=True) if digests else ():
-        try:
-            written = any_document(chunks, commit)
-        except CkptStoreError:
-            continue  # reported already
-        for path, entry in written.manifest.entries.items():
-            for digest in digests.intersection(chunk_digests(entry, chunks.digest.size)):
-                users[digest].append(f"{commit.run}@{commit.step} {path}")
-    return {digest: tuple(paths) for digest, paths in users.items()}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,38 @@ def test_what_is_about_all_runs_needs_none(tmp_path, told):
     assert "exp-7" in told("stats", tmp_path / "store")
     assert told("verify", tmp_path / "store").startswith("no problem in 1 commit")
     assert "to free: 0 packs" in told("gc", tmp_path / "store")
+
+
+def test_verify_looks_as_deep_as_it_is_told(url, told, asked, run):
+    assert "0 packs" in told("verify", url, "--level", "catalog")
+    assert asked("verify", url)["packs"] == sum(
+        asked("verify", url, "--subset", f"{part}/3")["packs"] for part in (1, 2, 3)
+    )
+    assert asked("verify", url, "--older-than", 3600)["packs"] == 0
+    for wrong, code in (("3", 2), ("a/b", 2), ("1/", 2), ("0/3", 1), ("4/3", 1)):
+        assert "subset" in run("verify", url, "--subset", wrong, code=code).stderr
+    assert "--level" in run("verify", url, "--level", "deep", code=2).stderr
+
+
+def test_the_levels_are_those_of_the_store():
+    from typing import get_args
+
+    from ckptstore.cli.upkeep import LEVELS
+    from ckptstore.operations.verify import Level
+
+    assert get_args(Level) == LEVELS
+
+
+def test_repair(url, told, asked, tmp_path):
+    shutil.copytree(url, tmp_path / "backup")
+    assert "0 damaged packs" in told("repair", url)
+    for path in Path(url).glob("packs/*/*.pack"):
+        path.unlink()
+    assert "STAYS DAMAGED" in told("repair", url)
+    plan = asked("repair", url)
+    assert plan["report"] is None and plan["lost"] and plan["packs"]
+    assert asked("repair", url, "--source", "backup")["lost"] == []
+    report = asked("repair", url, "--source", "backup", "--source-catalog", "sqlite:///backup/catalog.sqlite", "--yes")
+    assert report["report"]["lost"] == [] and report["report"]["chunks"] == plan["chunks"] + report["chunks"]
+    assert "retired 0 packs" in told("repair", url, "--yes")
+    assert asked("verify", url)["ok"]

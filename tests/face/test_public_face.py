@@ -49,6 +49,8 @@ NAMES = [
     "Problem",
     "RNGState",
     "RebuildReport",
+    "RepairPlan",
+    "RepairReport",
     "Run",
     "RunNotFound",
     "SchemaTooNew",
@@ -85,7 +87,7 @@ SIGNATURES = {
     "untag": "(self, name)",
     "delete": "(self, step)",
     "restore": "(self, step)",
-    "checkout": "(self, step='latest', *, into=None, paths=None, strict=True, allow_pickle=False, "
+    "checkout": "(self, step='latest', *, into=None, paths=None, strict=True, skip_damaged=False, allow_pickle=False, "
     "memory_budget_bytes=134217728, progress=None)",
     "read": "(self, step, path, *, index=..., out=None, allow_pickle=False, memory_budget_bytes=134217728)",
     "manifest": "(self, step='latest')",
@@ -99,7 +101,9 @@ SIGNATURES = {
     "diff": "(self, old, new, *, values=False, memory_budget_bytes=134217728, progress=None)",
     "plan_gc": "(self, keep=None, *, grace=900.0, sweep=False)",
     "gc": "(self, keep=None, *, grace=900.0, sweep=False, most=0.9)",
-    "verify": "(self, *, progress=None)",
+    "plan_repair": "(self, source=None, *, progress=None)",
+    "repair": "(self, source=None, *, progress=None)",
+    "verify": "(self, level='data', *, subset=None, older_than=None, progress=None)",
 }
 OPEN = (
     "(url, *, catalog=None, run='main', create=True, read_only=False, digest='xxh3_128', chunk_bytes=4194304, "

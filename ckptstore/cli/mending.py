@@ -1,0 +1,70 @@
+"""The command repair: shows the plan, and does it only when told."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckptstore.cli import text
+from ckptstore.cli.output import print_json, print_table, progress_bar
+from ckptstore.cli.place import Place, store_command
+from ckptstore.cli.table import Column
+
+if TYPE_CHECKING:
+    from ckptstore.operations.repair import RepairPlan, RepairReport
+
+_LOST = (Column("STAYS DAMAGED", fold=True),)
+_MOST_LOST = 20
+
+
+@click.command()
+@store_command
+@click.option("--source", metavar="URL", help="Another store that may have good copies, such as a backup.")
+@click.option("--source-catalog", metavar="URL", help="Its catalog's database URL, when that is not in its folder.")
+@click.option("--yes", is_flag=True, help="Do it. Without this only the plan is shown.")
+def repair(place: Place, *, source: str | None, source_catalog: str | None, yes: bool, as_json: bool) -> None:
+    """Mend what verify finds damaged.
+
+    Saves what is whole in damaged packs, takes good copies from elsewhere, and lets nobody rely on the rest: the next
+    commit of the same content heals it.
+    """
+    with ExitStack() as stack:
+        store = stack.enter_context(place.open(any_run=True))
+        progress = stack.enter_context(progress_bar())
+        other = None
+        if source is not None:
+            other = stack.enter_context(Place(source, source_catalog, None).open(any_run=True))
+        plan = store.plan_repair(other, progress=progress)
+        report = plan.execute() if yes else None
+    if as_json:
+        print_json(_plan_json(plan) | {"report": None if report is None else _report_json(report)})
+    else:
+        _print_plan(plan)
+        click.echo("nothing was changed: --yes does it" if report is None else _done(report))
+
+
+def _print_plan(plan: RepairPlan) -> None:
+    if plan.lost:
+        more = len(plan.lost) - _MOST_LOST
+        rows = [[text.clean(leaf)] for leaf in plan.lost[:_MOST_LOST]]
+        print_table(_LOST, [*rows, [f"… and {more:,} more"]] if more > 0 else rows)
+        click.echo()
+    click.echo(f"to retire: {text.count(len(plan.packs), 'damaged pack')}")
+    click.echo(f"to save: {text.count(plan.saved, 'chunk')}, {text.count(len(plan.documents), 'manifest')}")
+    click.echo(f"lost: {text.count(len(plan.lost), 'leaf', 'leaves')}")
+
+
+def _done(report: RepairReport) -> str:
+    saved = f"saved {text.count(report.chunks, 'chunk')} and {text.count(report.documents, 'manifest')}"
+    return f"retired {text.count(report.packs, 'pack')}, {saved}; lost {text.count(len(report.lost), 'leaf', 'leaves')}"
+
+
+def _plan_json(plan: RepairPlan) -> dict[str, Any]:
+    return {"packs": list(plan.packs), "chunks": plan.saved, "manifests": list(plan.documents), "lost": list(plan.lost)}
+
+
+def _report_json(report: RepairReport) -> dict[str, Any]:
+    counts = {"packs": report.packs, "chunks": report.chunks, "manifests": report.documents}
+    return {**counts, "lost": list(report.lost)}

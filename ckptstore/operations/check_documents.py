@@ -1,0 +1,50 @@
+"""Whether the manifest document of a commit is whole, in the catalog and in storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import msgspec
+
+from ckptstore.catalog.base import CommitRecord
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import CkptStoreError
+from ckptstore.format import document
+from ckptstore.format.document import Document
+from ckptstore.format.manifest import check_consistent
+from ckptstore.operations.manifests import document_digests
+from ckptstore.operations.problem import Problem
+
+
+def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
+    """The catalog's own: adds the digests of the commit's chunks to `wanted`."""
+    here = f"{commit.run}@{commit.step}"
+    try:
+        written = document.decode(chunks.catalog.manifest(commit.id), f"of {here} in the catalog")
+        check_consistent(written.manifest, chunks.digest.size, f"the manifest of {here}")
+        wanted |= document_digests(written, chunks.digest.size)
+        parent = written.parent if commit.parent is not None else None  # a purged parent is forgotten
+        if _identity(commit) != _identity(msgspec.structs.replace(written, parent=parent)):
+            yield Problem("catalog", f"the record of {here} contradicts its manifest", affected=(here,))
+        if chunks.digest.compute(document.encode_manifest(written.manifest)) != written.content:
+            yield Problem("catalog", f"the manifest of {here} does not have its digest", affected=(here,))
+    except CkptStoreError as error:
+        yield Problem("catalog", str(error), affected=(here,))
+
+
+def check_stored(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
+    """The one in storage, beside the catalog's: adds the digests of the commit's chunks to `wanted`."""
+    here = f"{commit.run}@{commit.step}"
+    try:
+        stored = chunks.storage.get(commit.document)
+        wanted |= document_digests(document.decode(stored, commit.document), chunks.digest.size)
+        if stored != chunks.catalog.manifest(commit.id):
+            yield Problem(commit.document, f"differs from the catalog's manifest of {here}", affected=(here,))
+    except CkptStoreError as error:
+        yield Problem(commit.document, str(error), affected=(here,))
+
+
+def _identity(commit: CommitRecord | Document) -> tuple[object, ...]:
+    metadata = json.dumps(commit.metadata, sort_keys=True)  # as text, since NaN is not equal to itself
+    return commit.id, commit.run, commit.step, commit.parent, commit.content, metadata

@@ -1,0 +1,67 @@
+"""Whether a pack is what the catalog says it is: its size, its footer, every byte of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ckptstore.catalog.base import ChunkLocation, PackRecord
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import CkptStoreError, ObjectNotFound
+from ckptstore.format import packs
+from ckptstore.format.packs import pack_key
+from ckptstore.operations.footers import read_pack
+from ckptstore.operations.problem import Problem
+from ckptstore.storage.base import ObjectInfo
+
+Check = Callable[[ChunkStore, PackRecord, ObjectInfo], Iterator[Problem]]
+
+
+def check_missing(chunks: ChunkStore, pack: PackRecord) -> Iterator[Problem]:
+    """For a pack that storage does not have."""
+    for location in chunks.catalog.pack_chunks(pack.name):
+        yield Problem(pack_key(pack.name), "is missing", location.digest)
+
+
+def check_size(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterator[Problem]:
+    """Its length."""
+    if info.size != pack.size:
+        yield Problem(info.key, f"has {info.size} bytes, the catalog says {pack.size}")
+
+
+def check_footer(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterator[Problem]:
+    """Its length, and what it says of itself."""
+    yield from check_size(chunks, pack, info)
+    try:
+        told = {chunk.digest: chunk for chunk in read_pack(chunks.storage, info).chunks}
+    except CkptStoreError as error:
+        yield Problem(info.key, str(error))
+        return
+    for location in chunks.catalog.pack_chunks(pack.name):
+        if told.get(location.digest) != location:
+            detail = f"its footer does not have the chunk {location.digest.hex()} where the catalog says"
+            yield Problem(info.key, detail, location.digest)
+
+
+def check_data(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterator[Problem]:
+    """Every byte."""
+    recorded = {location.digest: location for location in chunks.catalog.pack_chunks(pack.name)}
+    try:
+        data = memoryview(chunks.storage.get(info.key))
+    except CkptStoreError as error:
+        detail = "is missing" if isinstance(error, ObjectNotFound) else str(error)
+        yield from (Problem(info.key, detail, digest) for digest in recorded)
+        return
+    yield from check_size(chunks, pack, ObjectInfo(info.key, len(data), info.modified))
+    damaged = set()
+    for frame, detail in packs.problems(data, pack.name):
+        damaged.add(frame.digest if frame else b"")
+        yield Problem(info.key, detail, frame.digest if frame else b"")
+    for digest in recorded.keys() - damaged:
+        yield from _check_chunk(chunks, info.key, data, recorded[digest])
+
+
+def _check_chunk(chunks: ChunkStore, key: str, data: memoryview, location: ChunkLocation) -> Iterator[Problem]:
+    try:
+        chunks.decode(location, data[location.offset : location.offset + location.length])
+    except CkptStoreError as error:
+        yield Problem(key, f"the chunk at {location.offset}: {error}", location.digest)

@@ -1,0 +1,22 @@
+"""What verification tells about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not as it was written.
+
+    Attributes:
+        object: the storage key, or "catalog".
+        detail: what is wrong.
+        digest: the chunk that is lost, when one is.
+        affected: the leaves hit, as "run@step path".
+    """
+
+    object: str
+    detail: str
+    digest: bytes = b""
+    affected: tuple[str, ...] = ()

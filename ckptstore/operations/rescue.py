@@ -1,0 +1,51 @@
+"""Where good copies of chunks may still be: in damaged packs themselves, and in another store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ckptstore.catalog.base import ChunkLocation
+from ckptstore.chunkstore import ChunkStore, Fetch
+from ckptstore.errors import CkptStoreError, CorruptData, InvalidArgument, ObjectNotFound
+from ckptstore.format.packs import pack_key, salvage
+from ckptstore.operations.footers import location_of
+
+Found = tuple[bytes, memoryview]
+
+
+def from_pack(chunks: ChunkStore, pack: str, wanted: set[bytes]) -> Iterator[Found]:
+    """Those of the chunks that are whole in what is left of a pack, found by the magic of their frames."""
+    try:
+        data = memoryview(chunks.storage.get(pack_key(pack)))
+    except ObjectNotFound:
+        return
+    for frame in salvage(data):
+        if frame.digest in wanted and frame.raw_length <= chunks.config.chunk_bytes:
+            raw = _decoded(chunks, location_of(frame, pack), data[frame.offset : frame.offset + frame.length])
+            if raw is not None:
+                yield frame.digest, raw
+
+
+def from_store(source: ChunkStore, wanted: Iterable[bytes]) -> Iterator[Found]:
+    """Those of the chunks that another store has and can read."""
+    for digest, location in source.catalog.locate(sorted(wanted)).items():
+        raw = memoryview(bytearray(location.raw_length))
+        try:
+            source.fetch([Fetch(digest, len(raw), "a copy", out=raw)])
+        except CorruptData:
+            continue
+        yield digest, raw
+
+
+def check_source(chunks: ChunkStore, source: ChunkStore) -> None:
+    """Raises InvalidArgument when another store's chunks go by other names."""
+    if source.config.digest != chunks.config.digest:
+        told = f"{source.storage.url} uses {source.config.digest}, and {chunks.storage.url} {chunks.config.digest}"
+        raise InvalidArgument(f"{told}: only a store of the same digest can help out")
+
+
+def _decoded(chunks: ChunkStore, location: ChunkLocation, payload: memoryview) -> memoryview | None:
+    try:
+        return chunks.decode(location, payload)
+    except CkptStoreError:
+        return None

@@ -1,0 +1,193 @@
+"""How deep verification looks, at which share of the packs, and where it goes on."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+
+import ckptstore
+from ckptstore.catalog.catalog import open_catalog
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import InvalidArgument
+from ckptstore.opening import open_parts
+from ckptstore.store import Store
+from ckptstore.testing.faults import Recording
+
+STEPS = 12
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = tmp_path / "store"
+    with ckptstore.open(place, chunk_bytes=4096) as store:
+        for step in range(STEPS):
+            store.commit({"x": torch.arange(3000) + step * 10_000}, step=step)
+    return place
+
+
+def packs(place):
+    with closing(open_catalog(f"sqlite:///{place}/catalog.sqlite", create=False)) as catalog:
+        return {pack.name: pack.verified for pack in catalog.packs()}
+
+
+def alter(place, change):
+    with closing(sqlite3.connect(place / "catalog.sqlite")) as database:
+        database.execute(change)
+        database.commit()
+
+
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def a_payload(place):
+    """Neither its size nor its footer tells."""
+    flip(next(place.glob("packs/*/*.pack")), 200)
+
+
+def a_footer(place):
+    flip(next(place.glob("packs/*/*.pack")), -60)
+
+
+def a_document(place):
+    flip(next(place.glob("manifests/*/*")), 60)
+
+
+def a_size(place):
+    path = next(place.glob("packs/*/*.pack"))
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def a_pack(place):
+    next(place.glob("packs/*/*.pack")).unlink()
+
+
+def a_missing_document(place):
+    next(place.glob("manifests/*/*")).unlink()
+
+
+def a_location(place):
+    alter(place, "UPDATE chunks SET raw_length = raw_length + 1")
+
+
+def an_edge(place):
+    alter(place, "UPDATE packs SET state = 'condemned'")
+
+
+DAMAGE = {
+    a_payload: "data",
+    a_footer: "footers",
+    a_document: "footers",
+    a_location: "footers",
+    a_size: "sizes",
+    a_pack: "sizes",
+    a_missing_document: "sizes",
+    an_edge: "catalog",
+}
+LEVELS: list[Any] = ["catalog", "sizes", "footers", "data"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_each_level_finds_what_it_says(place, damage):
+    with ckptstore.open(place) as store:
+        assert all(store.verify(level).ok for level in LEVELS)
+    damage(place)
+    with ckptstore.open(place) as store:
+        found = [level for level in LEVELS if not store.verify(level).ok]
+    assert found == LEVELS[LEVELS.index(DAMAGE[damage]) :]
+
+
+def recorded(place):
+    parts = open_parts(
+        place, catalog=None, create=False, read_only=False, digest="xxh3_128", chunk_bytes=4096, storage_options=None
+    )
+    recording = Recording(parts.storage)
+    return recording, Store(ChunkStore(recording, parts.catalog, parts.config), "main")
+
+
+def test_what_each_level_reads(place):
+    whole = sum(path.stat().st_size for path in place.glob("packs/*/*.pack"))
+    read = {}
+    for level in LEVELS:
+        recording, store = recorded(place)
+        with store:
+            assert store.verify(level).ok
+        read[level] = recording.read
+        assert (level == "catalog") == (not recording.operations)
+    assert read["catalog"] == read["sizes"] == 0
+    assert 0 < read["footers"] < whole <= read["data"]
+
+
+def test_parts_are_the_whole(place):
+    seen: list[str] = []
+    with ckptstore.open(place) as store:
+        for part in range(1, 5):
+            before = packs(place)
+            report = store.verify(subset=(part, 4))
+            fresh = [name for name, when in packs(place).items() if when != before[name]]
+            assert report.packs == len(fresh)
+            assert store.verify(subset=(part, 4)).packs == report.packs
+            seen += fresh
+    assert sorted(seen) == sorted(packs(place))
+
+
+def test_the_longest_unverified_come_first_and_an_interrupted_one_goes_on(place):
+    parts = open_parts(
+        place, catalog=None, create=False, read_only=False, digest="xxh3_128", chunk_bytes=4096, storage_options=None
+    )
+    names = sorted(packs(place))
+    parts.catalog.mark_verified(names[:5])
+    told: list[tuple[str, int, int]] = []
+    with Store(parts, "main") as store:
+        report = store.verify(older_than=3600, progress=lambda *about: told.append(about))
+        assert report.packs == STEPS - 5
+        assert told[-1][1] == told[-1][2] == report.bytes
+        assert all(packs(place).values())
+        assert store.verify(older_than=3600).packs == 0
+        assert store.verify(older_than=0).packs == STEPS
+        assert store.verify("sizes", older_than=3600).packs == 0
+
+
+def test_damaged_packs_are_not_recorded_as_good(place):
+    a_payload(place)
+    with ckptstore.open(place) as store:
+        for _ in range(2):
+            report = store.verify(older_than=3600)
+            assert len({problem.object for problem in report.problems}) == 1
+            assert list(packs(place).values()).count(None) == 1
+        assert report.packs == 1
+
+
+def test_shallow_levels_do_not_count_as_verified(place):
+    with ckptstore.open(place) as store:
+        for level in LEVELS[:-1]:
+            store.verify(level)
+    assert set(packs(place).values()) == {None}
+
+
+def test_a_store_open_for_reading_is_verified(place):
+    with ckptstore.open(place, read_only=True) as store:
+        assert store.verify().ok
+    assert set(packs(place).values()) == {None}
+
+
+def test_what_cannot_be(place):
+    wrong: list[dict[str, Any]] = [
+        {"level": "deep"},
+        {"subset": (0, 3)},
+        {"subset": (4, 3)},
+        {"subset": "3/20"},
+        {"subset": (1, 2, 3)},
+        {"subset": (1.0, 2)},
+        {"older_than": "a day"},
+    ]
+    with ckptstore.open(place) as store:
+        for options in wrong:
+            with pytest.raises(InvalidArgument, match=next(iter(options))):
+                store.verify(**options)
