@@ -51,7 +51,7 @@ def open_parts(
         raise _no_store(storage)
     if catalog is None and config is not None and not isinstance(storage, LocalStorage):
         return _open_documents(storage, config)
-    address = _catalog_url(storage, catalog)
+    address = catalog_url(storage, catalog)
     check_address(address)
     config = config or _found(storage, digest, chunk_bytes)
     version.check_features(config.requires_read, "read", storage.url)
@@ -90,7 +90,7 @@ def migrate_catalog(url: str | os.PathLike[str], *, catalog: str | None = None) 
     storage = open_storage(url)
     if _read_config(storage) is None:
         raise _no_store(storage)
-    return upgrade(_catalog_url(storage, catalog))
+    return upgrade(catalog_url(storage, catalog))
 
 
 def rebuild_catalog(
@@ -124,7 +124,7 @@ def rebuild_catalog(
         raise _no_store(storage)
     version.check_features(config.requires_read, "read", storage.url)
     total = sum(info.size for info in storage.list("manifests/"))
-    return _fill(_catalog_url(storage, catalog), storage, config, meter(progress, "rebuild", total))
+    return _fill(catalog_url(storage, catalog), storage, config, meter(progress, "rebuild", total))
 
 
 def _fill(address: str, storage: Storage, config: StoreConfig, advance: Advance = ignore) -> RebuildReport:
@@ -190,7 +190,8 @@ def _found(storage: Storage, digest: str, chunk_bytes: int) -> StoreConfig:
     return version.decode(storage.get(version.KEY), storage.url)
 
 
-def _catalog_url(storage: Storage, catalog: str | None) -> str:
+def catalog_url(storage: Storage, catalog: str | None) -> str:
+    """The URL of a store's catalog: one in its folder if none is given. Raises CatalogLocation, InvalidArgument."""
     if catalog is not None:
         return catalog
     if not isinstance(storage, LocalStorage):

@@ -53,6 +53,7 @@ LIBRARIES = {
 
 NEIGHBOURS = {
     ("cli", "integrations"),
+    ("cli", "testing"),
     ("operations", "progress"),
     ("opening", "operations"),
     ("opening", "progress"),

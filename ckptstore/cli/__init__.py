@@ -13,6 +13,7 @@ from ckptstore import __version__
 from ckptstore.cli.collect import gc
 from ckptstore.cli.completion import PROGRAM, completion
 from ckptstore.cli.contents import diff, ls
+from ckptstore.cli.doctor import doctor
 from ckptstore.cli.failures import GuardedGroup
 from ckptstore.cli.files import export_, import_
 from ckptstore.cli.history import log, restore, rm, show, steps, tag
@@ -35,7 +36,7 @@ def cli() -> None:
 
 for _command in (
     *(init, log, show, steps, ls, diff, tag, rm, restore, gc, verify, repair, stats),
-    *(export_, import_, migrate, rebuild, completion),
+    *(export_, import_, migrate, rebuild, doctor, completion),
 ):
     cli.add_command(_command)
 
