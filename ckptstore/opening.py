@@ -30,7 +30,6 @@ from ckptstore.storage.local import LocalStorage
 from ckptstore.storage.wrappers import ReadOnly
 
 CATALOG_FILE = "catalog.sqlite"
-_CHUNK_BYTES = (4096, 1 << 30)
 
 
 def open_parts(
@@ -163,7 +162,7 @@ def _no_store(storage: Storage) -> NotAStore:
 
 def _check_settings(digest: str, chunk_bytes: int) -> None:
     digest_named(digest)
-    least, most = _CHUNK_BYTES
+    least, most = version.CHUNK_BYTES
     if type(chunk_bytes) is not int or not least <= chunk_bytes <= most:
         raise InvalidArgument(f"chunk_bytes={chunk_bytes!r}: give an int, {least} to {most} bytes")
 

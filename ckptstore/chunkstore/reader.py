@@ -107,6 +107,9 @@ def _jobs(catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
     for wish in wishes:
         if wish.digest not in located:
             raise MissingData(f"{wish.label}: no pack holds its chunk {wish.digest.hex()}; run verify")
+        if located[wish.digest].raw_length != wish.size:
+            told = f"holds {located[wish.digest].raw_length} bytes instead of {wish.size}"
+            raise CorruptData(f"{wish.label}: its chunk {wish.digest.hex()} {told}; run verify")
     jobs = [_Job(wish, located[wish.digest]) for wish in wishes]
     return sorted(jobs, key=lambda job: (job.location.pack, job.location.offset))
 

@@ -18,7 +18,9 @@ _END = b"ckptmend"  # not a carriage return, which some storage strips from the 
 _HEAD = struct.Struct("<8sQQQ")
 """Magic, length of the body, length of the decoded body, XXH3-64 of everything else."""
 
-_MOST_DECODED = 1 << 32
+_MOST_SHRUNK = 16
+_SMALL = 4 << 20
+"""A body longer than this is at least a 16th of what it decodes to, so that a small one cannot fill the memory."""
 _MOST_FOLDER = 100
 
 
@@ -55,6 +57,8 @@ def encode(document: Document) -> bytes:
     """The document's bytes."""
     decoded = _ENCODER.encode(document)
     body = zstandard.ZstdCompressor(level=3).compress(decoded)
+    if len(decoded) > _most_decoded(len(body)):
+        body = body.ljust(-(-len(decoded) // _MOST_SHRUNK), b"\0")
     return _head(body, len(decoded)) + body + _END
 
 
@@ -63,16 +67,20 @@ def decode(data: bytes, name: str) -> Document:
     try:
         magic, length, decoded_length, _ = _HEAD.unpack_from(data)
         body = data[_HEAD.size : -len(_END)]
-        if magic != _MAGIC or data[-len(_END) :] != _END or length != len(body) or decoded_length > _MOST_DECODED:
+        if magic != _MAGIC or data[-len(_END) :] != _END or length != len(body):
             raise CorruptData(f"manifest document {name}: its head is damaged or it was cut short")
         if data[: _HEAD.size] != _head(body, decoded_length):
             raise CorruptData(f"manifest document {name}: its checksum does not fit")
-        if zstandard.frame_content_size(body) != decoded_length:
+        if zstandard.frame_content_size(body) != decoded_length or decoded_length > _most_decoded(length):
             raise CorruptData(f"manifest document {name}: its body is not of the size that its head says")
         decoded = zstandard.ZstdDecompressor().decompress(body)
         return _DECODER.decode(decoded)
     except (struct.error, zstandard.ZstdError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData(f"manifest document {name}: {error}") from error
+
+
+def _most_decoded(length: int) -> int:
+    return max(_SMALL, _MOST_SHRUNK * length)
 
 
 def _folder(run: str) -> str:

@@ -13,6 +13,9 @@ import msgspec
 
 from ckptstore.errors import CorruptData
 
+_MOST_DIMS = 64  # numpy's
+_MOST_BYTES = (1 << 63) - 1
+
 Value = Any
 """An encoded plain value: None, bool, int (64 bit), float, str, bytes, a list of values, or a map of one entry
 `{kind: value}` for every other type, as in `{"tuple": [0.9, 0.999]}` or `{"complex": [1.0, -2.0]}`."""
@@ -93,22 +96,48 @@ def logical_bytes(manifest: Manifest) -> int:
 
 
 def check_consistent(manifest: Manifest, digest_size: int, name: str) -> None:
-    """Raises CorruptData for an entry that contradicts itself, which checksums cannot know."""
+    """Raises CorruptData for a manifest that contradicts itself, which checksums cannot know."""
     for path, entry in manifest.entries.items():
         if not _is_consistent(entry, digest_size):
             raise CorruptData(f"{name}: the entry of {path!r} contradicts itself; run verify")
+    for group in manifest.aliases:
+        if not _are_tied(manifest, group):
+            raise CorruptData(f"{name}: {list(group)} are not one tensor, as it says; run verify")
+    tied = [path for group in manifest.aliases for path in group]
+    if len(set(tied)) < len(tied) or logical_bytes(manifest) > _MOST_BYTES:
+        raise CorruptData(f"{name}: its ties or its size contradict themselves; run verify")
+
+
+def _are_tied(manifest: Manifest, group: tuple[str, ...]) -> bool:
+    entries = [manifest.entries.get(path) for path in group]
+    return all(isinstance(entry, TensorEntry) and entry == entries[0] for entry in entries)
 
 
 def _is_consistent(entry: Entry, digest_size: int) -> bool:
     if isinstance(entry, ValueEntry):
-        count = -(-entry.size // entry.chunk_size) if entry.chunk_size > 0 else 0
-        return entry.size >= 0 and len(entry.chunks) == count * digest_size
+        return _is_consistent_value(entry, digest_size)
     shape, chunk_shape = entry.shape, entry.chunk_shape
     if len(chunk_shape) != len(shape) or min(shape, default=0) < 0 or min(chunk_shape, default=1) < 1:
         return False
+    if len(shape) > _MOST_DIMS or not 0 <= _span(entry) <= _MOST_BYTES:
+        return False
     if entry.order is not None and sorted(entry.order) != list(range(len(shape))):
         return False
+    nbytes = prod(shape) * entry.itemsize
     if not entry.chunks:
-        return len(entry.inline) == prod(shape) * entry.itemsize
+        return len(entry.inline) == nbytes
     counts = (-(-extent // chunk) for extent, chunk in zip(shape, chunk_shape, strict=True))
-    return len(entry.chunks) == prod(counts) * digest_size
+    return nbytes > 0 and not entry.inline and len(entry.chunks) == prod(counts) * digest_size
+
+
+def _is_consistent_value(entry: ValueEntry, digest_size: int) -> bool:
+    if not entry.size:
+        return not entry.chunks
+    if entry.value is not None or not 0 < entry.size <= _MOST_BYTES or entry.chunk_size < 1:
+        return False
+    return len(entry.chunks) == -(-entry.size // entry.chunk_size) * digest_size
+
+
+def _span(entry: TensorEntry) -> int:
+    """Bytes of the array if no extent were 0: what strides are computed from."""
+    return entry.itemsize * prod(max(extent, 1) for extent in entry.shape)

@@ -29,6 +29,10 @@ Buffer = bytes | bytearray | memoryview
 ALIGN = 64
 TARGET_BYTES = 64 << 20
 """A pack is closed once it holds this much."""
+MOST_ENCODED = 256 << 20
+"""A chunk that is larger is stored raw, so that a small frame cannot fill the memory."""
+
+_MOST_SHRUNK = 1 << 15  # zstd's densest block: 128 KiB in 4 bytes
 
 _HEAD = b"ckptpack".ljust(ALIGN, b"\0")
 _FRAME_MAGIC = b"CKFR"
@@ -106,13 +110,17 @@ def footer_range(tail: Buffer, pack_size: int, name: str) -> tuple[int, int]:
 
 def read_footer(footer: Buffer, tail: Buffer, name: str) -> list[Frame]:
     """The frames of a pack. Raises CorruptData."""
-    _, _, expected, _ = _tail(tail, name)
+    end, _, expected, _ = _tail(tail, name)
     if checksum(footer) != expected:
         raise CorruptData(f"pack {name}: its footer's checksum does not fit")
     try:
-        return _FOOTER.decode(footer)
-    except msgspec.DecodeError as error:
+        frames = _FOOTER.decode(footer)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptData(f"pack {name}: its footer does not decode: {error}") from error
+    for frame in frames:
+        if frame.offset + frame.length > end or frame.raw_length > _most_raw(frame.length):
+            raise CorruptData(f"pack {name}: its footer tells of a frame at {frame.offset} that cannot be")
+    return frames
 
 
 def problems(data: memoryview, name: str) -> Iterator[tuple[Frame | None, str]]:
@@ -167,7 +175,14 @@ def _frame_at(data: memoryview, start: int) -> Frame | None:
     payload = data[offset : offset + length]
     if data[start:offset] != header or len(payload) != length or checksum(payload) != sealed:
         return None
+    if raw_length > _most_raw(length):
+        return None
     return Frame(digest, codec, offset, length, raw_length, sealed, base)
+
+
+def _most_raw(length: int) -> int:
+    """The most that a payload can stand for; nobody reserves memory for a greater claim."""
+    return max(length, min(length * _MOST_SHRUNK, MOST_ENCODED))
 
 
 def _header(digest: bytes, codec: int, length: int, raw_length: int, sealed: int, base: bytes) -> bytes:

@@ -13,6 +13,8 @@ FEATURES: frozenset[str] = frozenset()
 """Features that this version understands. A store that requires another is refused before its data is touched."""
 
 MIB = 1 << 20
+CHUNK_BYTES = (4096, 1 << 30)
+"""The least and the most that `chunk_bytes` of a store can be."""
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,9 @@ def decode(data: bytes, place: str) -> StoreConfig:
         raise NotAStore(f"{place}/{KEY} is not readable as a store's settings: {error}") from None
     if config.checksum != _seal(config):
         raise NotAStore(f"{place}/{KEY} was altered: its checksum does not fit; restore the file from a copy")
+    least, most = CHUNK_BYTES
+    if config.format < 1 or not least <= config.chunk_bytes <= most:
+        raise NotAStore(f"{place}/{KEY} has settings that no ckptstore writes; restore the file from a copy")
     return config
 
 

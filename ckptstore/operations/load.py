@@ -12,8 +12,9 @@ import numpy as np
 
 from ckptstore.chunkstore import ChunkStore, Fetch
 from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.errors import CorruptData, StateError
 from ckptstore.format.grid import Grid, Index
-from ckptstore.format.manifest import Entry, TensorEntry, ValueEntry, chunk_digests
+from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
 from ckptstore.state.tensors import Array, allocate, finish, writable_bytes, write_box
 from ckptstore.state.values import decode
@@ -24,12 +25,10 @@ def load_values(
 ) -> dict[str, object]:
     """Every plain value among the entries, decoded."""
     values = {path: entry for path, entry in entries.items() if isinstance(entry, ValueEntry)}
-    large = {path: bytearray(entry.size) for path, entry in values.items() if entry.chunks}
+    large = {path: _reserve(path, entry.size) for path, entry in values.items() if entry.chunks}
     wishes = [wish for path, out in large.items() for wish in _value_fetches(values[path], out, chunks, path)]
     chunks.fetch(wishes, budget=budget)
-    encoded = {
-        path: msgspec.msgpack.decode(large[path]) if path in large else entry.value for path, entry in values.items()
-    }
+    encoded = {path: _unpacked(path, large[path]) if path in large else entry.value for path, entry in values.items()}
     return {path: decode(value, path, allow_pickle=allow_pickle) for path, value in encoded.items()}
 
 
@@ -77,6 +76,21 @@ def fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: A
             _place_inline(job)
 
 
+def _reserve(path: str, size: int) -> memoryview:
+    """Memory that is not touched before there is something to put there, since the size is only a claim."""
+    try:
+        return np.empty(size, np.uint8).data
+    except (MemoryError, ValueError) as error:
+        raise StateError(f"no memory for {path!r} of {size} bytes") from error
+
+
+def _unpacked(path: str, data: memoryview) -> Value:
+    try:
+        return msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptData(f"{path!r}: its value does not decode: {error}") from error
+
+
 def _place_inline(job: Filling) -> None:
     whole = Grid(job.entry.shape, tuple(max(extent, 1) for extent in job.entry.shape))
     for part in job.selection.parts(whole):
@@ -119,9 +133,8 @@ def _place(target: Array, entry: TensorEntry, extent: Index, part: Part, data: m
     write_box(target, part.start, part.stop, data)
 
 
-def _value_fetches(entry: ValueEntry, out: bytearray, chunks: ChunkStore, label: str) -> list[Fetch]:
-    view = memoryview(out)
-    pieces = (view[at : at + entry.chunk_size] for at in range(0, entry.size, entry.chunk_size))
+def _value_fetches(entry: ValueEntry, out: memoryview, chunks: ChunkStore, label: str) -> list[Fetch]:
+    pieces = (out[at : at + entry.chunk_size] for at in range(0, entry.size, entry.chunk_size))
     digests = chunk_digests(entry, chunks.digest.size)
     return [Fetch(digest, len(piece), label, out=piece) for digest, piece in zip(digests, pieces, strict=True)]
 

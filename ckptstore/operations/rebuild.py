@@ -6,18 +6,21 @@ are undone), and commits that died just before they began to exist (they do exis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
 from ckptstore.catalog.base import NewCommit, NewPack
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
-from ckptstore.errors import CkptStoreError, CorruptData, MissingData
+from ckptstore.errors import CkptStoreError, CorruptData, InvalidArgument, MissingData
 from ckptstore.format import document
+from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent, logical_bytes
+from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_pack
 from ckptstore.operations.manifests import document_digests
 from ckptstore.operations.session import LEASE_SECONDS
@@ -133,6 +136,7 @@ def _read_documents(chunks: ChunkStore, known: Iterable[bytes], left_out: list[L
 def _check(chunks: ChunkStore, key: str, there: frozenset[bytes]) -> _Candidate:
     written = document.decode(chunks.storage.get(key), key)
     check_consistent(written.manifest, chunks.digest.size, key)
+    _check_address(written, key)
     if written.store != chunks.config.id or key != document.document_key(written.run, written.step, written.id):
         raise CorruptData(f"{key} is of another store or commit than its name says")
     missing = document_digests(written, chunks.digest.size) - there
@@ -142,21 +146,40 @@ def _check(chunks: ChunkStore, key: str, there: frozenset[bytes]) -> _Candidate:
     return _Candidate(key, written.id, written.run, written.step, written.parent, written.created)
 
 
+def _check_address(written: Document, key: str) -> None:
+    """Raises CorruptData for what no writer may be given."""
+    try:
+        check_name("run", written.run)
+        check_step(written.step)
+        check_metadata(written.metadata)
+    except InvalidArgument as error:
+        raise CorruptData(f"{key}: {error}") from None
+    if not math.isfinite(written.created):
+        raise CorruptData(f"{key}: it was created at {written.created}")
+
+
 def _newest(candidates: Iterable[_Candidate], left_out: list[LeftOut]) -> list[_Candidate]:
-    """One for each step: a step that was deleted and made anew may have left an older document."""
+    """One for each step, since one that was deleted and made anew may have left an older document; one for each id."""
     newest: dict[tuple[str, int], _Candidate] = {}
     for candidate in sorted(candidates, key=lambda one: (one.created, one.id)):
         older = newest.pop((candidate.run, candidate.step), None)
         if older is not None:
             left_out.append(LeftOut(older.key, f"{older.run}@{older.step} was made anew later"))
         newest[candidate.run, candidate.step] = candidate
-    return list(newest.values())
+    by_id = {candidate.id: candidate for candidate in newest.values()}
+    others = (candidate for candidate in newest.values() if by_id[candidate.id] is not candidate)
+    left_out += [LeftOut(other.key, f"has the id of {by_id[other.id].key}") for other in others]
+    return list(by_id.values())
 
 
 def _parents_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:
     by_id = {candidate.id: candidate for candidate in candidates}
     parents = {one.id: [one.parent] if one.parent in by_id else [] for one in candidates}
-    return [by_id[name] for name in TopologicalSorter(parents).static_order()]
+    try:
+        return [by_id[name] for name in TopologicalSorter(parents).static_order()]
+    except CycleError as error:
+        ring = ", ".join(by_id[name].key for name in error.args[1][1:])
+        raise CorruptData(f"these documents are each other's parents: {ring}; move one of them away") from None
 
 
 def _or_reason(act: Callable[[], Found]) -> Found | str:

@@ -99,6 +99,7 @@ def _open_quantised(tensor: Tensor, path: str) -> Opened:
 def _build_quantised(container: Container, parts: Mapping[str, Any]) -> Tensor:
     attributes, integers = container.attributes, parts["int_repr"]
     made: Tensor
+    _check_quantised(container, integers, parts)
     if container.kind == "quantized_per_tensor":
         scale, zero_point = attributes["scale"], attributes["zero_point"]
         made = torch._empty_affine_quantized(  # noqa: SLF001 - takes its bytes below
@@ -113,6 +114,17 @@ def _build_quantised(container: Container, parts: Mapping[str, Any]) -> Tensor:
             dtype=torch_dtype(attributes["dtype"]),
         )
     return made.set_(integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride())
+
+
+def _check_quantised(container: Container, integers: Tensor, parts: Mapping[str, Any]) -> None:
+    """Raises ValueError for parts that do not belong together, which torch would take without a look."""
+    if integers.dtype is not _QUANTISED_AS.get(torch_dtype(container.attributes["dtype"])):
+        raise ValueError(f"integers of {integers.dtype} are no {container.attributes['dtype']}")
+    if container.kind == "quantized_per_channel":
+        axis = container.attributes["axis"]
+        channels = integers.shape[axis]
+        if axis < 0 or not parts["scales"].shape == parts["zero_points"].shape == (channels,):
+            raise ValueError(f"it does not have a scale and a zero point for each of its {channels} channels")
 
 
 def _container(kind: str, attributes: dict[str, Any], **parts: Tensor) -> Opened:

@@ -154,7 +154,7 @@ _BY_TYPE: dict[type, Kind] = {
     dict: Kind("dict", _pack_dict, _unpack_dict(dict)),
     OrderedDict: Kind("OrderedDict", _pack_dict, _unpack_dict(OrderedDict)),
     complex: Kind("complex", lambda value: [value.real, value.imag], _spread(complex)),
-    bytearray: Kind("bytearray", bytes, _as(bytearray)),
+    bytearray: Kind("bytearray", bytes, lambda told, _: bytearray(memoryview(told))),
     range: Kind("range", lambda value: [value.start, value.stop, value.step], _spread(range)),
     slice: Kind("slice", lambda value: [value.start, value.stop, value.step], _spread(slice)),
     type(...): Kind("ellipsis", lambda _: None, lambda *_: ...),

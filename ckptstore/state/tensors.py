@@ -134,7 +134,7 @@ def allocate(entry: TensorEntry) -> Array:
             made: Array = torch.empty(extents, dtype=torch_dtype(entry.dtype)).permute(places)
         else:
             made = np.empty(extents, numpy_dtype(entry.dtype)).transpose(places)
-    except (RuntimeError, ValueError, MemoryError) as error:
+    except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
         raise StateError(f"no memory for {_form(entry)}: {error}") from error
     if made.itemsize != entry.itemsize:
         raise CorruptData(f"an entry says that a {entry.dtype} has {entry.itemsize} bytes: run verify")
@@ -145,7 +145,10 @@ def finish(array: Array, entry: TensorEntry) -> Array:
     """What an entry was: the filled array as a Parameter, or tracked by autograd."""
     if not isinstance(array, Tensor):
         return array
-    return as_tracked(array, parameter=entry.parameter, requires_grad=entry.requires_grad)
+    try:
+        return as_tracked(array, parameter=entry.parameter, requires_grad=entry.requires_grad)
+    except RuntimeError as error:
+        raise CorruptData(f"an entry says that {_form(entry)} is tracked by autograd: {error}") from error
 
 
 def as_tracked(tensor: Tensor, *, parameter: bool, requires_grad: bool) -> Tensor:

@@ -220,12 +220,12 @@ class _Build:
         container = self.containers.get(path)
         if container is None:
             return _ABSENT
-        children = dict(self._children(container, path))
-        if container.keys and not children:
-            return _ABSENT
         try:
+            children = dict(self._children(container, path))
+            if container.keys and not children:
+                return _ABSENT
             return self._built(container, children, path)
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
             if isinstance(error, CkptStoreError):
                 raise
             raise CorruptData(f"{path!r}: its {container.kind} is damaged: {error}") from error
@@ -242,7 +242,10 @@ class _Build:
 
     def _children(self, container: Container, path: str) -> Iterator[tuple[Any, Any]]:
         prefix = f"{path}/" if path else ""
-        for key in container.keys:
-            child = self.at(prefix + segment(key))
+        segments = [segment(key) for key in container.keys]
+        if len(set(segments)) < len(segments):
+            raise CorruptData(f"{path!r} has the same key twice: run verify")
+        for key, name in zip(container.keys, segments, strict=True):
+            child = self.at(prefix + name)
             if child is not _ABSENT:
                 yield key if type(key) is str else decode(key, path, allow_pickle=self.allow_pickle), child

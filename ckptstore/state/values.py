@@ -67,11 +67,24 @@ def decode(encoded: Value, path: str, *, allow_pickle: bool = False) -> object:
         UnknownType: a class that this process has not imported, or a kind of a newer ckptstore.
         CorruptData: no encoded form at all.
     """
+    try:
+        return _decode(encoded, path, allow_pickle=allow_pickle)
+    except RecursionError as error:
+        raise CorruptData(f"{path!r}: its value is nested too deeply") from error
+
+
+def type_name(value: object) -> str:
+    """How messages name a value's type."""
+    cls = type(value)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _decode(encoded: Value, path: str, *, allow_pickle: bool) -> object:
     if type(encoded) is list:
-        return [decode(item, path, allow_pickle=allow_pickle) for item in encoded]
-    if type(encoded) is not dict:
+        return [_decode(item, path, allow_pickle=allow_pickle) for item in encoded]
+    if type(encoded) in _SCALARS:
         return encoded
-    if len(encoded) != 1:
+    if type(encoded) is not dict or len(encoded) != 1:
         raise CorruptData(f"{path!r}: its value is no encoded one")
     ((name, inner),) = encoded.items()
     if name == "pickle":
@@ -81,16 +94,19 @@ def decode(encoded: Value, path: str, *, allow_pickle: bool = False) -> object:
             return _SPECIAL[name](inner)
         kind = kind_named(name)
         if kind is not None:
-            return kind.unpack(decode(inner, path, allow_pickle=allow_pickle), path)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, struct.error) as error:
+            return kind.unpack(_decode(inner, path, allow_pickle=allow_pickle), path)
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        RuntimeError,
+        OSError,
+        struct.error,
+    ) as error:
         raise CorruptData(f"{path!r}: its {name} is damaged: {error}") from error
     raise UnknownType(f"{path!r} is a {name!r}, which this version of ckptstore does not know: use a newer one")
-
-
-def type_name(value: object) -> str:
-    """How messages name a value's type."""
-    cls = type(value)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _encode_scalar(value: Any) -> Value:

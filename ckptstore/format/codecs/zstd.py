@@ -9,6 +9,7 @@ from ckptstore.errors import CorruptData
 _LEVEL = 1
 _SAMPLE = 8192
 _SMALLEST = 256
+_LARGEST = 256 << 20  # packs.MOST_ENCODED: what is larger must be raw
 _WORTH = 0.7
 
 
@@ -38,7 +39,7 @@ class Zstd:
     @staticmethod
     def promising(raw: memoryview) -> bool:
         """Whether two samples from the chunk's middle and end shrink enough to be worth the time."""
-        if len(raw) < _SMALLEST:
+        if not _SMALLEST <= len(raw) <= _LARGEST:
             return False
         middle, end = len(raw) // 2, len(raw) - _SAMPLE
         apart = middle + _SAMPLE <= end  # what overlaps would seem to repeat itself
