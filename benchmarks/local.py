@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 
 import ckptstore
+from benchmarks.figures import LOCAL
 from benchmarks.measuring import Samples, bytes_on_disk, copies, copy_all, remove, rotated, warm, write_all
-from benchmarks.report import Report
+from benchmarks.report import Report, add_files
 from benchmarks.tools import Tensors, Tool, available
 from benchmarks.trained import FROZEN, Trained, small
 
@@ -34,16 +35,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         for rows in arguments.only or MEASURES:
             MEASURES[rows](samples, tools, arguments, Path(temporary))
-    report = Report(samples, [tool.name for tool in tools], missing)
-    report.show()
-    if arguments.json:
-        arguments.json.write_text(report.as_json())
-    if arguments.markdown:
-        arguments.markdown.write_text(report.as_markdown())
+    report = Report(samples, [tool.name for tool in tools], LOCAL, missing)
     if arguments.png:
         report.draw(arguments.png)
-    if not report.correct:
-        sys.exit(1)
+    report.publish(arguments)
 
 
 def measure_whole(samples: Samples, tools: list[Tool], arguments: argparse.Namespace, folder: Path) -> None:
@@ -171,8 +166,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--history", type=int, default=10_000, help="commits below the last one of the history rows")
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="a folder on the disk to measure")
     parser.add_argument("--only", action="append", choices=list(MEASURES), help="these rows alone; may be repeated")
-    parser.add_argument("--json", type=Path, help="write all samples here")
-    parser.add_argument("--markdown", type=Path, help="write the README's table here")
+    add_files(parser)
     parser.add_argument("--png", type=Path, help="draw the ratios here")
     return parser.parse_args()
 

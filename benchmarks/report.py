@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,67 +13,27 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import Comparison, Figure, ratio
 from benchmarks.measuring import Samples
 
-OWN, PEER = "ckptstore", "DCP"
-LIMITS = {"save all-new": "write+fsync", "load whole": "memcpy"}
+COUNTED = ("MB on disk", "MB stored", "MiB", "requests", "objects", "edges")
+"""How rows end that are no times."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A figure to reach: a name, its value, the bound, and whether more or less is better."""
-
-    name: str
-    value: Callable[[Samples], float | None]
-    bound: float
-    unit: str = "x"
-    more: bool = True
-
-    def reached(self, value: float) -> bool:
-        """Whether the value keeps the bound."""
-        return value >= self.bound if self.more else value <= self.bound
-
-
-def _gain(row: str) -> Callable[[Samples], float | None]:
-    """How many times as fast as the peer."""
-    return lambda samples: _ratio(samples.median(row, PEER), samples.median(row, OWN))
-
-
-def _ratio(over: float | None, under: float | None) -> float | None:
-    return None if over is None or not under else over / under
-
-
-FIGURES = (
-    Figure("save all-new, DCP's throughput", _gain("save all-new"), 0.8),
-    Figure("save unchanged", _gain("save unchanged"), 8),
-    Figure("save 95% frozen", _gain("save 95% frozen"), 6),
-    Figure("load whole", _gain("load whole"), 1),
-    Figure("load one tensor", lambda s: _scaled(s.median("load one tensor", OWN), 1e3), 20, "ms", more=False),
-    Figure(
-        "10,000 small tensors, of DCP's time",
-        lambda s: _ratio(s.median("save 10,000 x 1 KiB", OWN), s.median("save 10,000 x 1 KiB", PEER)),
-        1.5,
-        more=False,
-    ),
-    Figure(
-        "a commit on top of many, of one on top of 10",
-        lambda s: _ratio(s.median("commit on top of many commits", OWN), s.median("commit on top of 10 commits", OWN)),
-        1.2,
-        more=False,
-    ),
-    Figure("peak extra memory", lambda s: s.median("peak extra memory of a save, MiB", OWN), 256, "MiB", more=False),
-)
-
-
-def _scaled(value: float | None, by: float) -> float | None:
-    return None if value is None else value * by
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `Report.publish` looks at."""
+    parser.add_argument("--json", type=Path, help="write all samples here")
+    parser.add_argument("--markdown", type=Path, help="write the README's table here")
 
 
 class Report:
-    """What was measured, and by which tools."""
+    """What was measured, in which columns (tools, for most), and what is compared."""
 
-    def __init__(self, samples: Samples, tools: list[str], missing: dict[str, str]) -> None:
-        self._samples, self._tools, self._missing = samples, tools, missing
+    def __init__(
+        self, samples: Samples, columns: list[str], comparison: Comparison, missing: dict[str, str] | None = None
+    ) -> None:
+        self._samples, self._columns, self._comparison = samples, columns, comparison
+        self._missing = missing or {}
 
     @property
     def correct(self) -> bool:
@@ -83,6 +43,15 @@ class Report:
     def _wrong(self) -> list[str]:
         rows = self._samples.correct.items()
         return [f"{tool} ({row})" for row, tools in rows for tool, same in tools.items() if not same]
+
+    def publish(self, arguments: argparse.Namespace) -> None:
+        """Print it and write the files asked for; ends the process with status 1 when bits are wrong."""
+        self.show()
+        for path, content in ((arguments.json, self.as_json()), (arguments.markdown, self.as_markdown())):
+            if path:
+                path.write_text(content)
+        if not self.correct:
+            sys.exit(1)
 
     def show(self) -> None:
         """Print the figures to reach, then every median."""
@@ -112,25 +81,21 @@ class Report:
         return json.dumps(found, indent=1)
 
     def as_markdown(self) -> str:
-        """The README's table: ratio to the peer first, the limit of the machine last."""
-        rows = [row for row in self._samples.values if self._samples.median(row, PEER) is not None and row != "limit"]
-        head = ["", f"{OWN} to {PEER}", *self._tools, "limit"]
+        """The README's table: the ratio first, the limit of the machine last."""
+        compared = self._comparison
+        rows = [row for row in self._rows() if self._samples.median(row, compared.peer) is not None]
+        head = ["", f"{compared.own} to {compared.peer}", *self._columns, *(["limit"] if compared.limits else [])]
         lines = [head, ["---", *["---:"] * (len(head) - 1)], *map(self._markdown_row, rows)]
         return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
     def _markdown_row(self, row: str) -> list[str]:
-        own, peer = self._samples.median(row, OWN), self._samples.median(row, PEER)
-        timed = not row.endswith(("MB on disk", "MiB"))
-        ratio = _ratio(peer, own) if timed else None
-        limit = LIMITS.get(row)
-        beside = self._samples.median("limit", limit) if limit else None
-        shown = [_shown(row, self._samples.median(row, tool)) for tool in self._tools]
-        return [
-            row,
-            f"**{ratio:.1f}x** as fast" if ratio else "",
-            *shown,
-            f"{_shown(row, beside)} {limit or ''}".strip(),
-        ]
+        compared = self._comparison
+        own, peer = self._samples.median(row, compared.own), self._samples.median(row, compared.peer)
+        shown = [_shown(row, self._samples.median(row, column)) for column in self._columns]
+        limit = compared.limits.get(row)
+        beside = f"{_shown(row, self._samples.median('limit', limit))} {limit}" if limit else ""
+        told = compared.told(own, peer) if own and peer and not row.endswith(COUNTED) else ""
+        return [row, told, *shown, *([beside] if compared.limits else [])]
 
     def draw(self, path: Path) -> None:
         """The times of all tools, relative to the peer's."""
@@ -139,23 +104,28 @@ class Report:
         mpl.use("Agg")
         from matplotlib import pyplot as plt
 
-        rows = [row for row in self._samples.values if row.startswith(("save", "load")) and ":" not in row]
+        rows = [row for row in self._rows() if row.startswith(("save", "load")) and ":" not in row]
+        peers = [self._samples.median(row, self._comparison.peer) for row in rows]
         figure, axes = plt.subplots(figsize=(9, 0.9 * len(rows) + 1))
-        height = 0.8 / len(self._tools)
-        for place, tool in enumerate(self._tools):
-            ratios = [_ratio(self._samples.median(row, tool), self._samples.median(row, PEER)) or 0 for row in rows]
+        height = 0.8 / len(self._columns)
+        for place, tool in enumerate(self._columns):
+            medians = [self._samples.median(row, tool) for row in rows]
+            ratios = [ratio(own, peer) or 0 for own, peer in zip(medians, peers, strict=True)]
             axes.barh([at + place * height for at in range(len(rows))], ratios, height, label=tool)
         axes.set_yticks([at + 0.4 - height / 2 for at in range(len(rows))], rows)
         axes.invert_yaxis()
         axes.set_xscale("log")
         axes.axvline(1, color="black", linewidth=0.8)
-        axes.set_xlabel("time relative to DCP's (less is better)")
+        axes.set_xlabel(f"time relative to {self._comparison.peer}'s (less is better)")
         axes.legend()
         figure.tight_layout()
         figure.savefig(path, dpi=120)
 
+    def _rows(self) -> list[str]:
+        return [row for row in self._samples.values if row != "limit"]
+
     def _values(self) -> list[tuple[Figure, float]]:
-        found = [(figure, figure.value(self._samples)) for figure in FIGURES]
+        found = [(figure, figure.value(self._samples)) for figure in self._comparison.figures]
         return [(figure, value) for figure, value in found if value is not None]
 
     def _figures(self) -> Table:
@@ -168,15 +138,12 @@ class Report:
 
     def _medians(self) -> Table:
         limits = list(self._samples.values.get("limit", {}))
-        table = Table("median", *self._tools, *limits)
+        table = Table("median", *self._columns, *limits)
         table.columns[0].no_wrap = True
-        for row in self._samples.values:
-            if row == "limit":
-                continue
-            shown = [_shown(row, self._samples.median(row, tool)) for tool in self._tools]
-            beside = [
-                _shown(row, self._samples.median("limit", name)) if name == LIMITS.get(row) else "" for name in limits
-            ]
+        for row in self._rows():
+            shown = [_shown(row, self._samples.median(row, column)) for column in self._columns]
+            own = self._comparison.limits.get(row)
+            beside = [_shown(row, self._samples.median("limit", name)) if name == own else "" for name in limits]
             table.add_row(row, *shown, *beside)
         return table
 
@@ -184,6 +151,8 @@ class Report:
 def _shown(row: str, value: float | None) -> str:
     if value is None:
         return ""
-    if row.endswith(("MB on disk", "MiB")):
-        return f"{value:,.1f}"
+    if row.endswith(COUNTED):
+        return f"{value:,.1f}" if "M" in row.rpartition(": ")[2] else f"{value:,.0f}"
+    if value < 1e-4:
+        return f"{value * 1e6:.1f} µs"
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"

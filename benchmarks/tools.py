@@ -70,12 +70,12 @@ class Dcp(Tool):
     name = "DCP"
 
     def save(self, tensors: Tensors, folder: Path) -> None:
-        with _quiet():
+        with quiet():
             save(tensors, storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=True)
         sync(folder)
 
     def load(self, tensors: Tensors, folder: Path) -> None:
-        with _quiet():
+        with quiet():
             load(tensors, storage_reader=FileSystemReader(folder), no_dist=True)
 
     def load_one(self, name: str, like: Tensor, folder: Path) -> Tensor:
@@ -135,20 +135,20 @@ class Torchsnapshot(Tool):
     name = "torchsnapshot"
 
     def __init__(self) -> None:
-        with _quiet():
+        with quiet():
             self._library: Any = import_module("torchsnapshot")
 
     def save(self, tensors: Tensors, folder: Path) -> None:
-        with _quiet():
+        with quiet():
             self._library.Snapshot.take(str(folder), {"state": self._library.StateDict(**tensors)})
         sync(*(path for path in folder.rglob("*")), folder)
 
     def load(self, tensors: Tensors, folder: Path) -> None:
-        with _quiet():
+        with quiet():
             self._library.Snapshot(str(folder)).restore({"state": self._library.StateDict(**tensors)})
 
     def load_one(self, name: str, like: Tensor, folder: Path) -> Tensor:
-        with _quiet():
+        with quiet():
             out = torch.empty_like(like)
             self._library.Snapshot(str(folder)).read_object(f"0/state/{name}", obj_out=out)
             return out
@@ -178,7 +178,7 @@ def sync(*paths: Path) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

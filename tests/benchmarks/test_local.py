@@ -50,14 +50,15 @@ def test_a_tool_that_gives_back_other_bits_is_told(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT))
     import torch
 
+    from benchmarks.figures import LOCAL
     from benchmarks.measuring import Samples
     from benchmarks.report import Report
 
     samples = Samples()
     samples.check("load whole", "right", {"a": torch.zeros(2)}, {"a": torch.zeros(2)})
-    assert Report(samples, [], {}).correct
+    assert Report(samples, [], LOCAL).correct
     samples.check("load whole", "wrong", {"a": torch.zeros(2)}, {"a": torch.ones(2)})
-    report = Report(samples, [], {})
+    report = Report(samples, [], LOCAL)
     report.show()
     assert not report.correct
     assert "wrong (load whole)" in capsys.readouterr().out

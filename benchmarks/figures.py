@@ -1,0 +1,119 @@
+"""What each benchmark compares, and the figures it is to reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.measuring import Samples
+
+OWN, PEER = "ckptstore", "DCP"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure to reach: a name, its value, the bound, and whether more or less is better."""
+
+    name: str
+    value: Callable[[Samples], float | None]
+    bound: float
+    unit: str = "x"
+    more: bool = True
+
+    def reached(self, value: float) -> bool:
+        """Whether the value keeps the bound."""
+        return value >= self.bound if self.more else value <= self.bound
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two columns whose ratio is told, how it is told, the limits beside some rows, and the figures."""
+
+    own: str
+    peer: str
+    told: Callable[[float, float], str]
+    figures: tuple[Figure, ...]
+    limits: Mapping[str, str] = field(default_factory=dict)
+
+
+def ratio(over: float | None, under: float | None) -> float | None:
+    """A ratio, when both were measured."""
+    return None if over is None or not under else over / under
+
+
+def _as_fast(own: float, peer: float) -> str:
+    return f"**{peer / own:.1f}x** as fast"
+
+
+def _the_time(own: float, peer: float) -> str:
+    return f"**{own / peer:.1f}x** the time"
+
+
+def _gain(row: str) -> Callable[[Samples], float | None]:
+    """How many times as fast as the peer."""
+    return lambda samples: ratio(samples.median(row, PEER), samples.median(row, OWN))
+
+
+def _own(row: str) -> Callable[[Samples], float | None]:
+    return lambda samples: samples.median(row, OWN)
+
+
+def _scaled(value: float | None, by: float) -> float | None:
+    return None if value is None else value * by
+
+
+LOCAL = Comparison(
+    OWN,
+    PEER,
+    _as_fast,
+    (
+        Figure("save all-new, DCP's throughput", _gain("save all-new"), 0.8),
+        Figure("save unchanged", _gain("save unchanged"), 8),
+        Figure("save 95% frozen", _gain("save 95% frozen"), 6),
+        Figure("load whole", _gain("load whole"), 1),
+        Figure("load one tensor", lambda s: _scaled(s.median("load one tensor", OWN), 1e3), 20, "ms", more=False),
+        Figure(
+            "10,000 small tensors, of DCP's time",
+            lambda s: ratio(s.median("save 10,000 x 1 KiB", OWN), s.median("save 10,000 x 1 KiB", PEER)),
+            1.5,
+            more=False,
+        ),
+        Figure(
+            "a commit on top of many, of one on top of 10",
+            lambda s: ratio(
+                s.median("commit on top of many commits", OWN), s.median("commit on top of 10 commits", OWN)
+            ),
+            1.2,
+            more=False,
+        ),
+        Figure(
+            "peak extra memory", lambda s: s.median("peak extra memory of a save, MiB", OWN), 256, "MiB", more=False
+        ),
+    ),
+    {"save all-new": "write+fsync", "load whole": "memcpy"},
+)
+
+REMOTE = Comparison(
+    OWN,
+    PEER,
+    _as_fast,
+    (
+        Figure("save all-new", _gain("save all-new"), 1),
+        Figure("save unchanged", _gain("save unchanged"), 8),
+        Figure("load whole", _gain("load whole"), 1),
+        Figure("read rows", _gain("read rows"), 1),
+        Figure("objects of an unchanged save", _own("save unchanged: objects"), 1, "", more=False),
+        Figure("requests of reading rows", _own("read rows: requests"), 2, "", more=False),
+    ),
+    {"save all-new": "raw put", "load whole": "raw get"},
+)
+
+
+def growth(few: str, many: str) -> Comparison:
+    """A catalog of many commits beside one of few."""
+
+    def grown(row: str) -> Callable[[Samples], float | None]:
+        return lambda samples: ratio(samples.median(row, many), samples.median(row, few))
+
+    rows = ("commit, its catalog", "read a path, its catalog", "find", "latest")
+    return Comparison(many, few, _the_time, tuple(Figure(row, grown(row), 1.5, more=False) for row in rows))

@@ -1,0 +1,117 @@
+"""The catalog as commits pile up: what stays as it was, and what grows.
+
+    python -m benchmarks.growth {sqlite,postgres} [--counts 10 100 1000 10000] [--leaves 1000] [--runs 20]
+        [--folder FOLDER] [--json FILE] [--markdown FILE]
+
+Stores grow to these counts of commits by real commits, whose objects are in memory; then every operation is timed on
+all of them in turn. docs/benchmarks.md says what the rows are. Ends with status 1 when a store gives back other bits
+than it was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from benchmarks.figures import growth
+from benchmarks.growing import Growing
+from benchmarks.measuring import Samples, rotated
+from benchmarks.report import Report, add_files
+from ckptstore import KeepLast
+from ckptstore.catalog.catalog import sqlite_url
+from ckptstore.testing.servers import new_database, postgres_server
+
+KEPT = 3
+END = f"gc to the last {KEPT}"
+LISTING = ("steps", "log", "plan gc", END)
+"""Rows that look at every commit."""
+
+
+def main() -> None:
+    """Measure, and tell."""
+    arguments = _arguments()
+    samples = Samples()
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
+        DATABASES[arguments.database](Path(folder)) as new,
+    ):
+        stores = {f"{count:,} commits": Growing(new(), arguments.leaves) for count in arguments.counts}
+        for count, store in zip(arguments.counts, stores.values(), strict=True):
+            store.grow(count)
+        for run in range(arguments.runs):
+            for column in rotated(list(stores), run):
+                measure(samples, column, stores[column])
+        for column, store in stores.items():
+            measure_end(samples, column, store)
+    columns = list(stores)
+    Report(samples, columns, growth(columns[0], columns[-1])).publish(arguments)
+
+
+def measure(samples: Samples, column: str, store: Growing) -> None:
+    """Every operation once, in an order that makes none of them prepare the next. As many commits come as go."""
+    store.change()
+    _time(samples, "commit", column, store, store.commit)
+    step, path = store.any_step(), store.path()
+    _time(samples, "read a path", column, store, lambda: store.store.read(step, path))
+    _time(samples, "find", column, store, lambda: store.store.find(step))
+    _time(samples, "latest", column, store, store.store.latest)
+    _time(samples, "steps", column, store, store.store.steps)
+    _time(samples, "log", column, store, store.store.log)
+    _time(samples, "plan gc", column, store, lambda: store.store.plan_gc(KeepLast(KEPT)))
+    _time(samples, "gc of a commit", column, store, store.collect_oldest)
+
+
+def measure_end(samples: Samples, column: str, store: Growing) -> None:
+    """Drop all but the last commits, once, and see that these are whole."""
+    _time(samples, END, column, store, lambda: store.store.gc(KeepLast(KEPT), grace=0))
+    kept = store.store.checkout("latest")["model"]
+    samples.check(END, column, store.tensors, kept)
+    assert len(store.store.steps()) == KEPT
+    assert store.store.verify().ok
+
+
+def _time(samples: Samples, row: str, column: str, store: Growing, act: Callable[[], object]) -> None:
+    """Record how long it takes, and how long each of the catalog's methods that it called."""
+    listed = len(store.store.steps())
+    store.timed.taken()
+    samples.time(row, column, act)
+    taken = store.timed.taken()
+    total = sum(taken.values())
+    samples.add(f"{row}, its catalog", column, total)
+    if row in LISTING:
+        samples.add(f"{row}, its catalog per commit", column, total / listed)
+    for method, seconds in taken.items():
+        samples.add(f"{row}: {method}", column, seconds)
+
+
+@contextmanager
+def _sqlite(folder: Path) -> Iterator[Callable[[], str]]:
+    yield lambda: sqlite_url(folder / f"{len(list(folder.iterdir()))}.sqlite")
+
+
+@contextmanager
+def _postgres(folder: Path) -> Iterator[Callable[[], str]]:
+    with postgres_server(folder) as server:
+        yield partial(new_database, server)
+
+
+DATABASES = {"sqlite": _sqlite, "postgres": _postgres}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("database", choices=list(DATABASES))
+    parser.add_argument("--counts", type=int, nargs="+", default=[10, 100, 1000, 10_000], help="commits in a store")
+    parser.add_argument("--leaves", type=int, default=1000, help="leaves of each commit")
+    parser.add_argument("--runs", type=int, default=20, help="interleaved runs of which the median is taken")
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="a folder on a disk, for the databases")
+    add_files(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
