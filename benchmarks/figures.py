@@ -27,13 +27,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two columns whose ratio is told, how it is told, the limits beside some rows, and the figures."""
+    """Two columns whose ratio is told, how it is told, the figures, the limits beside some rows, and the README's rows.
+
+    Without `rows` all of them are the README's.
+    """
 
     own: str
     peer: str
     told: Callable[[float, float], str]
     figures: tuple[Figure, ...]
     limits: Mapping[str, str] = field(default_factory=dict)
+    rows: tuple[str, ...] = ()
 
 
 def ratio(over: float | None, under: float | None) -> float | None:
@@ -86,9 +90,7 @@ LOCAL = Comparison(
             1.2,
             more=False,
         ),
-        Figure(
-            "peak extra memory", lambda s: s.median("peak extra memory of a save, MiB", OWN), 256, "MiB", more=False
-        ),
+        Figure("peak extra memory", _own("peak extra memory of a save, MiB"), 256, "MiB", more=False),
     ),
     {"save all-new": "write+fsync", "load whole": "memcpy"},
 )
@@ -115,5 +117,7 @@ def growth(few: str, many: str) -> Comparison:
     def grown(row: str) -> Callable[[Samples], float | None]:
         return lambda samples: ratio(samples.median(row, many), samples.median(row, few))
 
-    rows = ("commit, its catalog", "read a path, its catalog", "find", "latest")
-    return Comparison(many, few, _the_time, tuple(Figure(row, grown(row), 1.5, more=False) for row in rows))
+    flat = ("commit", "look up a path", "find", "latest")
+    listing = ("steps", "log", "plan gc", "gc to the last 3")
+    rows = (*flat, "gc of a commit", *(name for row in listing for name in (row, f"{row}, per commit")))
+    return Comparison(many, few, _the_time, tuple(Figure(row, grown(row), 1.5, more=False) for row in flat), rows=rows)

@@ -83,7 +83,7 @@ class Report:
     def as_markdown(self) -> str:
         """The README's table: the ratio first, the limit of the machine last."""
         compared = self._comparison
-        rows = [row for row in self._rows() if self._samples.median(row, compared.peer) is not None]
+        rows = [row for row in compared.rows or self._rows() if self._samples.median(row, compared.peer) is not None]
         head = ["", f"{compared.own} to {compared.peer}", *self._columns, *(["limit"] if compared.limits else [])]
         lines = [head, ["---", *["---:"] * (len(head) - 1)], *map(self._markdown_row, rows)]
         return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

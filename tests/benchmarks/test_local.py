@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,17 +8,10 @@ PEERS = {"ckptstore", "DCP", "torch.save", "safetensors"}
 SMALL = ["--mib=8", "--runs=1", "--history=12"]
 
 
-def run(folder, *arguments):
-    command = [sys.executable, "-m", "benchmarks.local", *SMALL, f"--folder={folder}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
-def test_a_small_run_measures_every_timed_row(tmp_path):
+def test_a_small_run_measures_every_timed_row(tmp_path, run):
     only = ["--only=whole", "--only=small", "--only=history"]
-    shown = run(tmp_path, *only, f"--json={tmp_path}/all.json", f"--markdown={tmp_path}/all.md")
+    shown = run("local", *SMALL, *only, f"--json={tmp_path}/all.json", f"--markdown={tmp_path}/all.md")
     found = json.loads((tmp_path / "all.json").read_text())
     assert len(found["figures"]) == 7
     assert all(value["value"] > 0 and isinstance(value["reached"], bool) for value in found["figures"].values())
@@ -37,8 +28,8 @@ def test_a_small_run_measures_every_timed_row(tmp_path):
 
 
 @pytest.mark.slow
-def test_peak_memory_of_every_tool(tmp_path):
-    run(tmp_path, "--only=peak", f"--json={tmp_path}/all.json")
+def test_peak_memory_of_every_tool(tmp_path, run):
+    run("local", *SMALL, "--only=peak", f"--json={tmp_path}/all.json")
     found = json.loads((tmp_path / "all.json").read_text())
     assert found["figures"].keys() == {"peak extra memory"}
     assert found["figures"]["peak extra memory"]["reached"]
