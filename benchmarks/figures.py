@@ -119,5 +119,6 @@ def growth(few: str, many: str) -> Comparison:
 
     flat = ("commit", "look up a path", "find", "latest")
     listing = ("steps", "log", "plan gc", "gc to the last 3")
-    rows = (*flat, "gc of a commit", *(name for row in listing for name in (row, f"{row}, per commit")))
+    after = ("commit, after that", "plan gc, after that", "gc of a commit, after that")
+    rows = (*flat, "gc of a commit", *(name for row in listing for name in (row, f"{row}, per commit")), *after)
     return Comparison(many, few, _the_time, tuple(Figure(row, grown(row), 1.5, more=False) for row in flat), rows=rows)

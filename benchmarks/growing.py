@@ -49,7 +49,7 @@ class Growing:
         self.store = Store(self._parts, DEFAULT_RUN)
         self._paths = [f"model/layers.{number}.weight" for number in range(leaves)]
         self._digests = {path: os.urandom(16) for path in self._paths}
-        self._step, self._oldest = 0, 1
+        self._step = 0
 
     def grow(self, count: int) -> None:
         """Commit until there are so many."""
@@ -78,9 +78,9 @@ class Growing:
         self.catalog.reserve(session, (), document=new.document)
         self.catalog.commit(session, new)
 
-    def look_up(self) -> ChunkLocation:
-        """Where the chunk of some path of some commit lies."""
-        entry = self.store.manifest(random.randint(self._oldest, self._step))[random.choice(self._paths)]
+    def look_up(self, step: int) -> ChunkLocation:
+        """Where the chunk of some path of a commit lies."""
+        entry = self.store.manifest(step)[random.choice(self._paths)]
         [location] = self.catalog.locate([entry.chunks]).values()
         return location
 
@@ -88,11 +88,6 @@ class Growing:
         """Drop commits, and take out of the catalog what only they needed."""
         self.catalog.delete(gone)
         self.catalog.settle(self.catalog.condemn(grace=0))
-
-    def oldest(self) -> CommitRecord:
-        """The oldest commit, another one each time."""
-        self._oldest += 1
-        return self.store.find(self._oldest - 1)
 
     def whole(self) -> bool:
         """Whether the newest commit is there with every chunk, and the catalog has nothing against itself."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -47,7 +48,11 @@ def main() -> None:
             for column in rotated(list(stores), run):
                 measure(samples, column, stores[column])
         for column, store in stores.items():
-            measure_end(samples, column, store)
+            drop_history(samples, column, store)
+        for run in range(arguments.runs):
+            for column in rotated(list(stores), run):
+                measure_after(samples, column, stores[column])
+        assert all(store.whole() for store in stores.values())
     columns = list(stores)
     Report(samples, columns, growth(columns[0], columns[-1])).publish(arguments)
 
@@ -55,22 +60,31 @@ def main() -> None:
 def measure(samples: Samples, column: str, store: Growing) -> None:
     """Every operation once. As many commits come as go."""
     _time(samples, "commit", column, store, store.commit)
-    _time(samples, "look up a path", column, store, store.look_up)
+    steps = store.store.steps()
+    step = random.choice(steps)
+    _time(samples, "look up a path", column, store, lambda: store.look_up(step))
     _time(samples, "find", column, store, store.store.find)
     _time(samples, "latest", column, store, store.store.latest)
     _time(samples, "steps", column, store, store.store.steps)
     _time(samples, "log", column, store, store.store.log)
     _time(samples, "plan gc", column, store, lambda: store.store.plan_gc(KeepLast(KEPT)))
-    oldest = store.oldest()
+    oldest = store.store.find(steps[0])
     _time(samples, "gc of a commit", column, store, lambda: store.collect([oldest]))
 
 
-def measure_end(samples: Samples, column: str, store: Growing) -> None:
-    """Drop all but the last commits, once, and see that these are whole."""
+def drop_history(samples: Samples, column: str, store: Growing) -> None:
+    """Drop all but the last commits, once."""
     gone = store.store.plan_gc(KeepLast(KEPT)).delete
     _time(samples, END, column, store, lambda: store.collect(gone))
     assert len(store.store.steps()) == KEPT
-    assert store.whole()
+
+
+def measure_after(samples: Samples, column: str, store: Growing) -> None:
+    """What is left of the history's weight."""
+    _time(samples, "commit, after that", column, store, store.commit)
+    _time(samples, "plan gc, after that", column, store, lambda: store.store.plan_gc(KeepLast(KEPT)))
+    oldest = store.store.find(store.store.steps()[0])
+    _time(samples, "gc of a commit, after that", column, store, lambda: store.collect([oldest]))
 
 
 def _time(samples: Samples, row: str, column: str, store: Growing, act: Callable[[], object]) -> None:
