@@ -27,11 +27,11 @@ _commits = (
     .outerjoin(_parents, _parents.c.id == commits.c.parent)
     .outerjoin(_parent_runs, _parent_runs.c.key == _parents.c.run)
 )
-_location = (
-    chunks.c.digest, packs.c.name, chunks.c.offset, chunks.c.length, chunks.c.raw_length, chunks.c.codec, chunks.c.base
-)  # fmt: skip
-LOCATIONS = select(*_location).join(packs, packs.c.key == chunks.c.pack)
-_ranked = select(packs.c.key, packs.c.state, *_location).join(packs, packs.c.key == chunks.c.pack)
+_frame = (chunks.c.offset, chunks.c.length, chunks.c.raw_length, chunks.c.codec, chunks.c.base)
+LOCATIONS = select(chunks.c.digest, packs.c.name, *_frame).join(packs, packs.c.key == chunks.c.pack)
+# Not joined: for many digests Postgres would then read all packs, and SQLite all live ones.
+_live_pack = select(packs.c.name).where(packs.c.key == chunks.c.pack, packs.c.state == "live").scalar_subquery()
+_placed = select(chunks.c.digest, chunks.c.pack, _live_pack, *_frame)
 
 
 def batched(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
@@ -133,11 +133,9 @@ def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocatio
     """Where each chunk lies, in the oldest live pack that holds it."""
     found: dict[bytes, tuple[int, ChunkLocation]] = {}
     for some in batched(list(dict.fromkeys(digests))):
-        # State and order are not the database's work: SQLite would then begin at all live packs instead of the digests.
-        for pack, state, *fields in db.execute(_ranked.where(chunks.c.digest.in_(some))):
-            location = ChunkLocation(*fields)
-            if state == "live" and (location.digest not in found or pack < found[location.digest][0]):
-                found[location.digest] = pack, location
+        for digest, pack, name, *frame in db.execute(_placed.where(chunks.c.digest.in_(some))):
+            if name is not None and (digest not in found or pack < found[digest][0]):
+                found[digest] = pack, ChunkLocation(digest, name, *frame)
     return {digest: location for digest, (_, location) in found.items()}
 
 

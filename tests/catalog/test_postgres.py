@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 
 from ckptstore.catalog import dialects
 from ckptstore.catalog.catalog import open_catalog
@@ -49,6 +50,32 @@ def test_a_password_is_not_told():
         open_catalog("postgresql://user:hunter2@127.0.0.1:1/none", create=True)
     assert "hunter2" not in str(found.value)
     assert "127.0.0.1" in str(found.value)
+
+
+def test_locating_many_chunks_does_not_read_all_packs(postgres):
+    with closing(open_catalog(postgres, create=True)) as catalog:
+        make(catalog, new_commit(0, [new_pack("a")]))
+        with catalog._database.write() as db:
+            db.exec_driver_sql(
+                "INSERT INTO packs (name, state, size, chunks, created)"
+                " SELECT md5(i::text), 'live', 1, 1, 1 FROM generate_series(1, 5000) i"
+            )
+            db.exec_driver_sql(
+                'INSERT INTO chunks (digest, pack, "offset", length, raw_length, codec, base)'
+                " SELECT decode(md5(i::text), 'hex'), 1 + i %% 5000, 0, 1, 1, 0, '' FROM generate_series(1, 50000) i"
+            )
+            db.exec_driver_sql("ANALYZE")
+        wanted = [hashlib.md5(str(number).encode()).digest() for number in range(1, 1001)]
+        plan: list[str] = []
+
+        def explain(connection, cursor, statement, parameters, *_):
+            cursor.execute(f"EXPLAIN {statement}", parameters)
+            plan.extend(row[0] for row in cursor.fetchall())
+
+        event.listen(catalog._database._engine(), "before_cursor_execute", explain)
+        assert len(catalog.locate(wanted)) == 1000
+    assert any("pk_packs" in line for line in plan), plan
+    assert not any("Seq Scan" in line for line in plan), plan
 
 
 # Two traps of Postgres, each shown without its remedy, then with it
