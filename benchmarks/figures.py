@@ -108,6 +108,17 @@ REMOTE = Comparison(
         Figure("requests of reading rows", _own("read rows: requests"), 2, "", more=False),
     ),
     {"save all-new": "raw put", "load whole": "raw get"},
+    (
+        "save all-new",
+        "save all-new: requests",
+        "save unchanged",
+        "save unchanged: requests",
+        "save unchanged: MB stored",
+        "load whole",
+        "load whole: requests",
+        "read rows",
+        "read rows: requests",
+    ),
 )
 
 
@@ -118,7 +129,6 @@ def growth(few: str, many: str) -> Comparison:
         return lambda samples: ratio(samples.median(row, many), samples.median(row, few))
 
     flat = ("commit", "look up a path", "find", "latest")
-    listing = ("steps", "log", "plan gc", "gc to the last 3")
-    after = ("commit, after that", "plan gc, after that", "gc of a commit, after that")
-    rows = (*flat, "gc of a commit", *(name for row in listing for name in (row, f"{row}, per commit")), *after)
+    listing = [f"{row}, per commit" for row in ("steps", "log", "plan gc", "gc to the last 3")]
+    rows = (*flat, "gc of a commit", *listing, "commit, after that", "plan gc, after that")
     return Comparison(many, few, _the_time, tuple(Figure(row, grown(row), 1.5, more=False) for row in flat), rows=rows)

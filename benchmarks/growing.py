@@ -74,7 +74,7 @@ class Growing:
             parent=parent.id if parent else None,
             metadata={"loss": 1 / self._step},
         )
-        new = replace(new, manifest=self._document(new.id, new.uses), leaves=len(digests))
+        new = replace(new, manifest=self._document(new.id, sorted(new.needs)), leaves=len(digests))
         self.catalog.reserve(session, (), document=new.document)
         self.catalog.commit(session, new)
 
@@ -95,7 +95,7 @@ class Growing:
         located = self.catalog.locate(list(held.values()))
         return held == self._digests and located.keys() == set(held.values()) and not self.catalog.check()
 
-    def _document(self, commit: str, uses: Sequence[str]) -> bytes:
+    def _document(self, commit: str, needs: Sequence[str]) -> bytes:
         entries: dict[str, Entry] = {path: _entry(digest) for path, digest in self._digests.items()}
         body = document.Document(
             store=self._parts.config.id,
@@ -106,7 +106,7 @@ class Growing:
             created=time.time(),
             metadata={},
             content=b"",
-            packs=tuple(uses),
+            packs=tuple(needs),
             manifest=Manifest(entries, {}),
         )
         return document.encode(body)

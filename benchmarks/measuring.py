@@ -38,8 +38,9 @@ class Samples:
         self.add(row, column, time.perf_counter() - start)
 
     def check(self, row: str, column: str, saved: Tensors, found: Tensors) -> None:
-        """Record whether what was found has the bits that were saved."""
-        self.correct.setdefault(row, {})[column] = equal(saved, found)
+        """Record whether what was found has the bits that were saved, and had them before."""
+        columns = self.correct.setdefault(row, {})
+        columns[column] = columns.get(column, True) and equal(saved, found)
 
     def median(self, row: str, column: str) -> float | None:
         """The median, or None when nothing was measured."""

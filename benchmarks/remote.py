@@ -79,6 +79,7 @@ class Remote:
             if run == 0:
                 tool.load(_zeroed(into))
                 self.samples.check("save unchanged", tool.name, tensors, into)
+            tool.end()
         self._inside.rm(self._inside.ls(self._near.url, detail=False), recursive=True)
 
     def _measure_limits(self, data: bytes) -> None:

@@ -42,6 +42,9 @@ class RemoteTool(ABC):
     def read(self, name: str, like: Tensor, rows: slice) -> Tensor:
         """Some rows of one tensor of the last step."""
 
+    def end(self) -> None:  # noqa: B027 - most need nothing
+        """What a job does after its last save."""
+
     @property
     def _url(self) -> str:
         return self._bucket.below(f"{self._place}/{self._step}")
@@ -71,6 +74,9 @@ class Ckptstore(RemoteTool):
     def read(self, name: str, like: Tensor, rows: slice) -> Tensor:
         found: Tensor = self._store.read(self._step, f"state/{name}", index=rows)
         return found
+
+    def end(self) -> None:
+        self._store.close()
 
 
 class Dcp(RemoteTool):

@@ -49,6 +49,7 @@ def test_a_tool_that_gives_back_other_bits_is_told(monkeypatch, capsys):
     samples.check("load whole", "right", {"a": torch.zeros(2)}, {"a": torch.zeros(2)})
     assert Report(samples, [], LOCAL).correct
     samples.check("load whole", "wrong", {"a": torch.zeros(2)}, {"a": torch.ones(2)})
+    samples.check("load whole", "wrong", {"a": torch.zeros(2)}, {"a": torch.zeros(2)})
     report = Report(samples, [], LOCAL)
     report.show()
     assert not report.correct
