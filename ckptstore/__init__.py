@@ -51,9 +51,10 @@ if TYPE_CHECKING:
         TagNotFound,
         UnknownType,
         UnsupportedLeaf,
+        WrongKey,
     )
     from ckptstore.format.manifest import TensorEntry, ValueEntry
-    from ckptstore.opening import rebuild_catalog
+    from ckptstore.opening import change_key, rebuild_catalog
     from ckptstore.operations.background import CommitHandle
     from ckptstore.operations.diff import Change, Diff, Numbers
     from ckptstore.operations.gc import GcPlan, GcReport
@@ -129,6 +130,8 @@ __all__ = [
     "UnsupportedLeaf",
     "ValueEntry",
     "VerifyReport",
+    "WrongKey",
+    "change_key",
     "open",
     "rebuild_catalog",
 ]
@@ -159,6 +162,7 @@ _ELSEWHERE = {
     "RepairReport": "operations.repair:RepairReport",
     "RebuildReport": "operations.rebuild:RebuildReport",
     "VerifyReport": "operations.verify:VerifyReport",
+    "change_key": "opening:change_key",
     "open": "store:open_store",
     "rebuild_catalog": "opening:rebuild_catalog",
 }

@@ -4,7 +4,8 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
 
     CkptStoreError
     ├── InvalidArgument (ValueError)     a call that could never work: a bad step, name, index, policy
-    │   └── BudgetTooSmall               a memory budget below what one chunk needs
+    │   ├── BudgetTooSmall               a memory budget below what one chunk needs
+    │   └── WrongKey                     no key, or another one, for an encrypted store
     ├── NotFound (LookupError)           a name that does not exist; says which near ones do
     │   ├── StepNotFound
     │   ├── RunNotFound
@@ -54,6 +55,10 @@ class InvalidArgument(CkptStoreError, ValueError):
 
 class BudgetTooSmall(InvalidArgument):
     """A memory budget smaller than one chunk needs."""
+
+
+class WrongKey(InvalidArgument):
+    """The store is encrypted, and no key was given, or one that does not open it."""
 
 
 class NotFound(CkptStoreError, LookupError):

@@ -17,9 +17,12 @@ from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import check_address, open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.chunkstore.sealed_catalog import sealed_catalog
 from ckptstore.errors import CatalogError, CatalogLocation, InvalidArgument, NotAStore, ObjectExists, ObjectNotFound
 from ckptstore.format import version
 from ckptstore.format.digests import digest_named
+from ckptstore.format.keys import PREFIX
+from ckptstore.format.sealing import Sealer
 from ckptstore.format.version import StoreConfig
 from ckptstore.operations.rebuild import RebuildReport, rebuild
 from ckptstore.progress import ProgressCallback, meter
@@ -28,6 +31,7 @@ from ckptstore.storage.base import Storage
 from ckptstore.storage.filesystem import network_file_system
 from ckptstore.storage.local import LocalStorage
 from ckptstore.storage.wrappers import ReadOnly
+from ckptstore.unlocking import KeyFile, change_passphrase, found_key, unlock
 
 CATALOG_FILE = "catalog.sqlite"
 
@@ -41,6 +45,8 @@ def open_parts(
     digest: str,
     chunk_bytes: int,
     storage_options: Mapping[str, Any] | None,
+    encrypt: bool = False,
+    key_file: KeyFile = None,
 ) -> ChunkStore:
     """The parts of the store at `url`, made if it is missing and `create` allows it; see `ckptstore.open`."""
     _check_settings(digest, chunk_bytes)
@@ -49,15 +55,20 @@ def open_parts(
     if config is None and not create:
         raise _no_store(storage)
     if catalog is None and config is not None and not isinstance(storage, LocalStorage):
-        return _open_documents(storage, config)
+        return _open_documents(storage, config, key_file)
     address = catalog_url(storage, catalog)
     check_address(address)
-    config = config or _found(storage, digest, chunk_bytes)
+    config = config or _found(storage, digest, chunk_bytes, encrypt=encrypt, key_file=key_file)
     version.check_features(config.requires_read, "read", storage.url)
+    sealer = unlock(storage, config, key_file)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
     found = open_catalog(address, create=create, refusal=refusal)
     _check_owner(storage, found, config, read_only=read_only)
-    return ChunkStore(ReadOnly(storage) if read_only else storage, found, config)
+    return _parts(ReadOnly(storage) if read_only else storage, found, config, sealer)
+
+
+def _parts(storage: Storage, catalog: Catalog, config: StoreConfig, sealer: Sealer | None) -> ChunkStore:
+    return ChunkStore(storage, catalog if sealer is None else sealed_catalog(catalog, sealer), config, sealer)
 
 
 def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, read_only: bool) -> None:
@@ -97,6 +108,7 @@ def rebuild_catalog(
     *,
     catalog: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    key_file: KeyFile = None,
     progress: ProgressCallback | None = None,
 ) -> RebuildReport:
     """Make the catalog of a store anew from its storage: for one that was lost, damaged, or restored too old.
@@ -108,6 +120,7 @@ def rebuild_catalog(
         url: the store.
         catalog: URL of an empty database; by default `catalog.sqlite` in the folder, which must have been moved away.
         storage_options: what fsspec passes on to the file system of a URL.
+        key_file: see `ckptstore.open`.
         progress: called with (stage, bytes done, bytes in all).
 
     Returns:
@@ -123,31 +136,63 @@ def rebuild_catalog(
         raise _no_store(storage)
     version.check_features(config.requires_read, "read", storage.url)
     total = sum(info.size for info in storage.list("manifests/"))
-    return _fill(catalog_url(storage, catalog), storage, config, meter(progress, "rebuild", total))
+    sealer = unlock(storage, config, key_file)
+    return _fill(catalog_url(storage, catalog), storage, config, sealer, meter(progress, "rebuild", total))
 
 
-def _fill(address: str, storage: Storage, config: StoreConfig, advance: Advance = ignore) -> RebuildReport:
+def _fill(
+    address: str, storage: Storage, config: StoreConfig, sealer: Sealer | None, advance: Advance = ignore
+) -> RebuildReport:
     """It becomes the store's last of all, so that one which is not complete is not believed."""
     with closing(open_catalog(address, create=True)) as catalog:
         if catalog.owner() is not None:
             advice = "move it away, or give catalog= an empty database"
             raise CatalogError(f"the catalog {catalog.url} is a store's already: {advice}")
-        report = rebuild(ChunkStore(storage, catalog, config), advance)
+        report = rebuild(_parts(storage, catalog, config, sealer), advance)
         catalog.bind(config.id)
     return report
 
 
-def _open_documents(storage: Storage, config: StoreConfig) -> ChunkStore:
+def change_key(
+    url: str | os.PathLike[str],
+    new_key_file: str | os.PathLike[str],
+    *,
+    key_file: KeyFile = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Let another passphrase open an encrypted store, and the one that did no longer. Nothing is encrypted anew.
+
+    Who has kept the old passphrase and a copy of the old `keys/` can still open what was and what will be stored.
+
+    Args:
+        url: the store.
+        new_key_file: a file with the new passphrase.
+        key_file: see `ckptstore.open`.
+        storage_options: what fsspec passes on to the file system of a URL.
+
+    Raises:
+        WrongKey: the old passphrase does not open the store; nothing was changed.
+        InvalidArgument: the store is not encrypted, or a file cannot be read.
+    """
+    storage = open_storage(url, storage_options=storage_options)
+    config = _read_config(storage)
+    if config is None:
+        raise _no_store(storage)
+    change_passphrase(storage, config, key_file, new_key_file)
+
+
+def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile) -> ChunkStore:
     """For reading only, with a catalog of our own that is made from the documents, and goes when it is not used."""
+    version.check_features(config.requires_read, "read", storage.url)
+    sealer = unlock(storage, config, key_file)
     folder = tempfile.mkdtemp(prefix="ckptstore-")
     address = sqlite_url(os.path.join(folder, CATALOG_FILE))
-    version.check_features(config.requires_read, "read", storage.url)
-    for left in _fill(address, storage, config).left_out:
+    for left in _fill(address, storage, config, sealer).left_out:
         warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=5)
     refusal = f"{storage.url} was opened without its catalog, for reading only: give catalog=, the database URL of it"
     found = open_catalog(address, create=False, refusal=refusal)
     weakref.finalize(found, _remove_folder, folder, os.getpid())
-    return ChunkStore(ReadOnly(storage), found, config)
+    return _parts(ReadOnly(storage), found, config, sealer)
 
 
 def _remove_folder(folder: str, process: int) -> None:
@@ -174,18 +219,28 @@ def _read_config(storage: Storage) -> StoreConfig | None:
         return None
 
 
-def _found(storage: Storage, digest: str, chunk_bytes: int) -> StoreConfig:
+def _found(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, key_file: KeyFile) -> StoreConfig:
     """Write the settings; when another process was faster, take its."""
-    other = next(iter(storage.list("")), None)
+    other = next((info for info in storage.list("") if not info.key.startswith(PREFIX)), None)
+    required = (version.ENCRYPTION,) if encrypt else ()
     config = StoreConfig(
-        format=version.FORMAT, id=uuid.uuid4().hex, digest=digest, chunk_bytes=chunk_bytes, created=time.time()
+        format=version.FORMAT,
+        id=uuid.uuid4().hex,
+        digest=digest,
+        chunk_bytes=chunk_bytes,
+        created=time.time(),
+        requires_read=required,
+        requires_write=required,
+        requires_gc=required,
     )
+    if other is not None and _read_config(storage) is None:
+        raise NotAStore(f"{storage.url} holds no {version.KEY} but {other.key}: a store needs a place of its own")
+    key = found_key(storage, config.id, key_file) if encrypt else None
     try:
-        if other is not None and _read_config(storage) is None:
-            raise NotAStore(f"{storage.url} holds no {version.KEY} but {other.key}: a store needs a place of its own")
         storage.put(version.KEY, [version.encode(config)])
     except ObjectExists:
-        pass
+        if key is not None:
+            storage.delete(key)
     return version.decode(storage.get(version.KEY), storage.url)
 
 

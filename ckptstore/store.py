@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self
 from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
 from ckptstore.errors import InvalidArgument
-from ckptstore.format import document
 from ckptstore.format.manifest import check_consistent
 from ckptstore.format.version import MIB
 from ckptstore.keeping import Keeping
@@ -44,6 +43,8 @@ def open_store(
     digest: str = "xxh3_128",
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     storage_options: Mapping[str, Any] | None = None,
+    encrypt: bool = False,
+    key_file: str | os.PathLike[str] | None = None,
 ) -> Store:
     """Open a store, made if nothing is there yet.
 
@@ -56,9 +57,13 @@ def open_store(
         digest: `xxh3_128`, `sha256` or `blake3`; only looked at when the store is made.
         chunk_bytes: most bytes of a chunk, 4 KiB to 1 GiB; only looked at when the store is made.
         storage_options: what fsspec passes on to the file system of a URL.
+        encrypt: seal what is stored with a key; only looked at when the store is made.
+        key_file: a file with the passphrase of an encrypted store; by default the one that the environment variable
+            CKPTSTORE_KEY_FILE names, or else the text of CKPTSTORE_KEY.
 
     Raises:
         InvalidArgument: an argument that cannot be.
+        WrongKey: the store is encrypted, and the key is missing or does not open it.
         NotAStore: the place holds something else, or nothing and `create` is off.
         StoreTooNew, SchemaTooNew: made by a newer ckptstore.
         SchemaTooOld: run `ckptstore migrate`.
@@ -73,6 +78,8 @@ def open_store(
         digest=digest,
         chunk_bytes=chunk_bytes,
         storage_options=storage_options,
+        encrypt=encrypt,
+        key_file=key_file,
     )
     return Store(parts, name)
 
@@ -294,7 +301,7 @@ class Store(Keeping):
     def manifest(self, step: Ref = LATEST) -> ManifestView:
         """Logical path → entry of every leaf of a commit; also knows its containers and ties. Reads no data."""
         commit = self._find(step)
-        manifest = document.decode(self._parts.catalog.manifest(commit.id), commit.document).manifest
+        manifest = self._parts.decode_document(self._parts.catalog.manifest(commit.id), commit.document).manifest
         check_consistent(manifest, self._parts.digest.size, f"the manifest of {commit.run}@{commit.step}")
         return ManifestView(commit, manifest)
 

@@ -12,9 +12,9 @@ from itertools import groupby
 
 from ckptstore.catalog.base import Catalog, ChunkLocation
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
+from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.errors import BudgetTooSmall, CorruptData, InvalidArgument, MissingData, ObjectNotFound
-from ckptstore.format.codecs import RAW, codec_numbered
-from ckptstore.format.digests import Digest
+from ckptstore.format.codecs import RAW
 from ckptstore.format.packs import pack_key
 from ckptstore.storage.base import RangeRead, Storage
 
@@ -47,22 +47,23 @@ class Fetch:
 class _Job:
     wish: Fetch
     location: ChunkLocation
+    sealed: bool
 
     @property
     def direct(self) -> bool:
         """Whether the payload can be read straight into the destination."""
-        return self.wish.out is not None and self.location.codec == RAW.number
+        return self.wish.out is not None and self.location.codec == RAW.number and not self.sealed
 
     @property
     def scratch(self) -> int:
         """Bytes held on the way."""
-        payload = 0 if self.direct else self.location.length
+        payload = 0 if self.direct else self.location.length * (1 + self.sealed)
         decoded = 0 if self.wish.out is not None or self.location.codec == RAW.number else self.wish.size
         return payload + decoded
 
 
 def fetch(
-    storage: Storage, catalog: Catalog, digest: Digest, wishes: Sequence[Fetch], budget: int, advance: Advance
+    storage: Storage, catalog: Catalog, payloads: Payloads, wishes: Sequence[Fetch], budget: int, advance: Advance
 ) -> None:
     """Fulfil every wish, using at most `budget` bytes beyond the destinations.
 
@@ -70,12 +71,13 @@ def fetch(
         CorruptData, MissingData: names the label of the chunk that is damaged or gone.
         BudgetTooSmall: one chunk does not fit into the budget.
     """
-    jobs = _jobs(catalog, wishes)
+    sealed = payloads.sealer is not None
+    jobs = _jobs(catalog, wishes, sealed=sealed)
     while True:
         try:
-            _carry_out(jobs, _Run(storage, digest, advance), budget)
+            _carry_out(jobs, _Run(storage, payloads, advance), budget)
         except MissingData:
-            before, jobs = jobs, _jobs(catalog, wishes)
+            before, jobs = jobs, _jobs(catalog, wishes, sealed=sealed)
             if [job.location for job in jobs] == [job.location for job in before]:
                 raise  # otherwise gc took a copy that no commit needs any more, and there is another
         else:
@@ -102,7 +104,7 @@ def _carry_out(jobs: list[_Job], run: _Run, budget: int) -> None:
         wait_all([pool.submit(run, batch) for batch in batches])
 
 
-def _jobs(catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
+def _jobs(catalog: Catalog, wishes: Sequence[Fetch], *, sealed: bool) -> list[_Job]:
     located = catalog.locate(list({wish.digest for wish in wishes}))
     for wish in wishes:
         if wish.digest not in located:
@@ -110,7 +112,7 @@ def _jobs(catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
         if located[wish.digest].raw_length != wish.size:
             told = f"holds {located[wish.digest].raw_length} bytes instead of {wish.size}"
             raise CorruptData(f"{wish.label}: its chunk {wish.digest.hex()} {told}; run verify")
-    jobs = [_Job(wish, located[wish.digest]) for wish in wishes]
+    jobs = [_Job(wish, located[wish.digest], sealed) for wish in wishes]
     return sorted(jobs, key=lambda job: (job.location.pack, job.location.offset))
 
 
@@ -126,7 +128,7 @@ class _Run:
     """Carries out one batch."""
 
     storage: Storage
-    digest: Digest
+    payloads: Payloads
     advance: Advance
 
     def __call__(self, batch: list[_Job]) -> None:
@@ -145,9 +147,7 @@ class _Run:
 
     def _deliver(self, job: _Job, payload: memoryview) -> None:
         try:
-            raw = _decode(job, payload)
-            if self.digest.compute(raw) != job.wish.digest:
-                raise CorruptData(f"its bytes do not have the digest {job.wish.digest.hex()}")  # noqa: TRY301 - told like any damage
+            raw = self.payloads.decode(job.location, payload, None if job.direct else job.wish.out)
         except CorruptData as error:
             where = f"pack {job.location.pack} at offset {job.location.offset}"
             raise CorruptData(f"{job.wish.label}: a chunk in {where} is damaged: {error}; run verify") from error
@@ -159,13 +159,3 @@ def _read(job: _Job) -> RangeRead:
     if job.direct and job.wish.out is not None and job.location.length == job.wish.size:
         return RangeRead(job.location.offset, job.wish.out)
     return RangeRead(job.location.offset, memoryview(bytearray(job.location.length)))
-
-
-def _decode(job: _Job, payload: memoryview) -> memoryview:
-    if job.location.codec == RAW.number:
-        if len(payload) != job.wish.size:
-            raise CorruptData(f"it holds {len(payload)} bytes instead of {job.wish.size}")
-        return payload
-    raw = job.wish.out if job.wish.out is not None else memoryview(bytearray(job.wish.size))
-    codec_numbered(job.location.codec).decode(payload, raw)
-    return raw

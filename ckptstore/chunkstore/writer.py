@@ -16,9 +16,9 @@ from typing import NamedTuple, Self, TypeVar
 
 from ckptstore.catalog.base import Catalog, ChunkLocation, NewPack
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
+from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.format import packs
 from ckptstore.format.codecs import encode
-from ckptstore.format.digests import Digest
 from ckptstore.storage.base import Buffer, Storage
 
 T = TypeVar("T")
@@ -50,13 +50,13 @@ class ChunkWriter:
         self,
         storage: Storage,
         catalog: Catalog,
-        digest: Digest,
+        payloads: Payloads,
         session: str,
         refuse: Exception | None,
         advance: Advance,
     ) -> None:
         self._storage, self._catalog, self._session_id = storage, catalog, session
-        self._compute, self._refuse, self._advance = digest.compute, refuse, advance
+        self._payloads, self._refuse, self._advance = payloads, refuse, advance
         self._pack_of: dict[bytes, str] = {}
         self._used: Counter[str] = Counter()
         self._own: list[NewPack] = []
@@ -101,7 +101,7 @@ class ChunkWriter:
         return digests
 
     def _digest(self, group: list[Piece]) -> list[bytes]:
-        found = [self._compute(piece.data) for piece in group]
+        found = [self._payloads.digest.compute(piece.data) for piece in group]
         self._advance(sum(len(piece.data) for piece in group))
         return found
 
@@ -124,7 +124,9 @@ class ChunkWriter:
         if self._builder.frames and self._builder.size + len(payload) > packs.TARGET_BYTES:
             self._put_pack()
         self._reserve(1)
-        self._builder.add(digest, codec, payload, raw_length)
+        offset = self._builder.next_offset(digest)
+        sealed = self._payloads.seal(self._names[-1], offset, codec, digest, payload)
+        self._builder.add(digest, codec, sealed, raw_length)
         self._pack_of[digest] = self._names[-1]
 
     def _reserve(self, count: int) -> None:

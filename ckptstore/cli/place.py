@@ -25,6 +25,7 @@ class Place:
     url: str
     catalog: str | None
     run: str | None
+    key_file: str | None
 
     def open(self, *, any_run: bool = False) -> Store:
         """The store, which must be there already.
@@ -36,7 +37,7 @@ class Place:
         from ckptstore.store import open_store
 
         name = self.run or DEFAULT_RUN
-        store = open_store(self.url, catalog=self.catalog, run=name, create=False)
+        store = open_store(self.url, catalog=self.catalog, run=name, create=False, key_file=self.key_file)
         if not any_run:
             self._check_run(store, name)
         return store
@@ -54,10 +55,10 @@ def store_command(command: Command) -> Command:
     """Give a command the arguments and options of every command about a store; it gets a `Place` for them."""
 
     @wraps(command)
-    def placed(url: str, catalog: str | None, run: str | None, **rest: Any) -> None:
-        command(Place(url, catalog, run), **rest)
+    def placed(url: str, catalog: str | None, run: str | None, key_file: str | None, **rest: Any) -> None:
+        command(Place(url, catalog, run, key_file), **rest)
 
-    for option in (_AS_JSON, _CATALOG, _RUN, _URL):
+    for option in (_AS_JSON, _KEY_FILE, _CATALOG, _RUN, _URL):
         placed = option(placed)
     return placed
 
@@ -70,4 +71,5 @@ def json_option(command: Command) -> Command:
 _URL = click.argument("url", type=click.Path(file_okay=False))
 _RUN = click.option("--run", metavar="NAME", help=f"The run that steps belong to.  [default: {DEFAULT_RUN}]")
 _CATALOG = click.option("--catalog", metavar="URL", help="Database URL, when the catalog is not in the store's folder.")
+_KEY_FILE = click.option("--key-file", metavar="FILE", help="The passphrase of an encrypted store.")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")

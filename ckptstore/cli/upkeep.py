@@ -34,7 +34,8 @@ LEVELS = ("catalog", "sizes", "footers", "data")
 @store_command
 @click.option("--digest", metavar="NAME", help="xxh3_128, sha256 or blake3.  [default: xxh3_128]")
 @click.option("--chunk-bytes", type=int, metavar="BYTES", help="Most bytes of a chunk.  [default: 4 MiB]")
-def init(place: Place, *, digest: str | None, chunk_bytes: int | None, as_json: bool) -> None:
+@click.option("--encrypt", is_flag=True, help="Seal what is stored with the key in --key-file or the environment.")
+def init(place: Place, *, digest: str | None, chunk_bytes: int | None, encrypt: bool, as_json: bool) -> None:
     """Make a store. Settings stay as they are made.
 
     Choose sha256 or blake3 for a store that is shared with people you do not trust.
@@ -42,12 +43,12 @@ def init(place: Place, *, digest: str | None, chunk_bytes: int | None, as_json: 
     from ckptstore.errors import NotAStore, StoreExists
     from ckptstore.store import open_store
 
-    settings: dict[str, Any] = {"digest": digest, "chunk_bytes": chunk_bytes}
+    settings: dict[str, Any] = {"digest": digest, "chunk_bytes": chunk_bytes, "encrypt": encrypt}
     given = {name: value for name, value in settings.items() if value is not None}
     try:
-        open_store(place.url, catalog=place.catalog, create=False).close()
+        place.open(any_run=True).close()
     except NotAStore:
-        with open_store(place.url, catalog=place.catalog, **given) as store:
+        with open_store(place.url, catalog=place.catalog, key_file=place.key_file, **given) as store:
             url = store.url
     else:
         raise StoreExists(f"a store lies at {place.url} already: use it, or choose another place")
@@ -155,7 +156,7 @@ def rebuild(place: Place, *, as_json: bool) -> None:
     from ckptstore.opening import rebuild_catalog
 
     with progress_bar() as progress:
-        report = rebuild_catalog(place.url, catalog=place.catalog, progress=progress)
+        report = rebuild_catalog(place.url, catalog=place.catalog, key_file=place.key_file, progress=progress)
     if as_json:
         left_out = [{"object": left.object, "reason": left.reason} for left in report.left_out]
         print_json({"commits": report.commits, "packs": report.packs, "left_out": left_out})
@@ -212,3 +213,20 @@ def migrate(place: Place, *, as_json: bool) -> None:
         click.echo(f"the catalog has schema {after} already")
     else:
         click.echo(f"migrated the catalog from schema {before} to {after}")
+
+
+@click.command()
+@store_command
+@click.argument("new_key_file", type=click.Path(dir_okay=False))
+def rekey(place: Place, *, new_key_file: str, as_json: bool) -> None:
+    """Change the passphrase of an encrypted store.
+
+    To the one in NEW_KEY_FILE; nothing is encrypted anew.
+    """
+    from ckptstore.opening import change_key
+
+    change_key(place.url, new_key_file, key_file=place.key_file)
+    if as_json:
+        print_json({"changed": True})
+    else:
+        click.echo("the new passphrase opens the store, and the old one no longer does")

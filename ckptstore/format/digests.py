@@ -8,8 +8,9 @@ does not trust is made with `sha256` or `blake3`.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -39,6 +40,26 @@ def _blake3() -> Digest:
     return Digest("blake3", 32, lambda data: blake3(data).digest())
 
 
+def _keyed(bare: Digest, key: bytes) -> Digest:
+    """As the plain one, but only who has the key can compute it, so that nobody else can tell what a chunk holds.
+
+    BLAKE3 has a keyed mode; SHA-256 becomes HMAC (RFC 2104); XXH3 has no secret worth the name, so its result is
+    encrypted as one block of AES.
+    """
+    if bare.name == "sha256":
+        return replace(bare, compute=lambda data: hmac.digest(key, data, "sha256"))
+    if bare.name == "blake3":
+        from blake3 import blake3
+
+        return replace(bare, compute=lambda data: blake3(data, key=key).digest())
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+    from cryptography.hazmat.primitives.ciphers.modes import ECB
+
+    block = Cipher(AES256(key), ECB())  # noqa: S305 - one block, as the permutation that it is
+    return replace(bare, compute=lambda data: block.encryptor().update(bare.compute(data)))
+
+
 _MAKERS: dict[str, Callable[[], Digest]] = {
     "xxh3_128": lambda: Digest("xxh3_128", 16, xxhash.xxh3_128_digest),
     "sha256": lambda: Digest("sha256", 32, _sha256),
@@ -46,11 +67,15 @@ _MAKERS: dict[str, Callable[[], Digest]] = {
 }
 
 
-def digest_named(name: str) -> Digest:
-    """The digest function of a name. Raises InvalidArgument for one this version does not know."""
+def digest_named(name: str, key: bytes | None = None) -> Digest:
+    """The digest function of a name, keyed when there is a key of 32 bytes.
+
+    Raises InvalidArgument for a name that this version does not know.
+    """
     if name not in _MAKERS:
         raise InvalidArgument(f"unknown digest {name!r}; choose one of {', '.join(_MAKERS)}")
-    return _MAKERS[name]()
+    bare = _MAKERS[name]()
+    return bare if key is None else _keyed(bare, key)
 
 
 def checksum(data: Buffer) -> int:

@@ -12,8 +12,10 @@ import zstandard
 from ckptstore.errors import CorruptData
 from ckptstore.format.digests import checksum
 from ckptstore.format.manifest import Manifest
+from ckptstore.format.sealing import Sealer
 
 _MAGIC = b"ckptmanf"
+_SEALED = b"ckptseal"
 _END = b"ckptmend"  # not a carriage return, which some storage strips from the end of what it is sent
 _HEAD = struct.Struct("<8sQQQ")
 """Magic, length of the body, length of the decoded body, XXH3-64 of everything else."""
@@ -60,6 +62,21 @@ def encode(document: Document) -> bytes:
     if len(decoded) > _most_decoded(len(body)):
         body = body.ljust(-(-len(decoded) // _MOST_SHRUNK), b"\0")
     return _head(body, len(decoded)) + body + _END
+
+
+def seal(data: bytes, key: str, sealer: Sealer) -> bytes:
+    """The bytes of a document as an encrypted store keeps them under a storage key."""
+    return _SEALED + sealer.seal(key, 0, data) + _END
+
+
+def unseal(data: bytes, key: str, sealer: Sealer) -> bytes:
+    """The document's own bytes. Raises CorruptData."""
+    if data[: len(_SEALED)] != _SEALED or data[-len(_END) :] != _END:
+        raise CorruptData(f"manifest document {key}: its head is damaged or it was cut short")
+    try:
+        return sealer.open(key, 0, data[len(_SEALED) : -len(_END)])
+    except CorruptData as error:
+        raise CorruptData(f"manifest document {key}: {error}") from None
 
 
 def decode(data: bytes, name: str) -> Document:

@@ -80,11 +80,15 @@ class PackBuilder:
         """Append a frame."""
         sealed = checksum(payload)
         header = _header(digest, codec, len(payload), raw_length, sealed, base)
-        offset = self.size + len(header)
+        offset = self.next_offset(digest, base)
         self.frames.append(Frame(digest, codec, offset, len(payload), raw_length, sealed, base))
         self._append(header)
         self._append(payload)
         self._append(bytes(-self.size % ALIGN))
+
+    def next_offset(self, digest: bytes, base: bytes = b"") -> int:
+        """Where the payload of the next frame will lie."""
+        return self.size + len(_header(digest, 0, 0, 0, 0, base))
 
     def finish(self) -> list[Buffer]:
         """The parts of the whole object, in order."""

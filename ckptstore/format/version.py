@@ -9,7 +9,8 @@ from ckptstore.format.digests import checksum
 
 KEY = "ckptstore.json"
 FORMAT = 1
-FEATURES: frozenset[str] = frozenset()
+ENCRYPTION = "encryption"
+FEATURES: frozenset[str] = frozenset({ENCRYPTION})
 """Features that this version understands. A store that requires another is refused before its data is touched."""
 
 MIB = 1 << 20

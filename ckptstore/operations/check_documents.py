@@ -21,7 +21,7 @@ def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -
     """The catalog's own: adds the digests of the commit's chunks to `wanted`."""
     here = f"{commit.run}@{commit.step}"
     try:
-        written = document.decode(chunks.catalog.manifest(commit.id), f"of {here} in the catalog")
+        written = chunks.decode_document(chunks.catalog.manifest(commit.id), commit.document)
         check_consistent(written.manifest, chunks.digest.size, f"the manifest of {here}")
         wanted |= document_digests(written, chunks.digest.size)
         parent = written.parent if commit.parent is not None else None  # a purged parent is forgotten
@@ -38,7 +38,7 @@ def check_stored(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -
     here = f"{commit.run}@{commit.step}"
     try:
         stored = chunks.storage.get(commit.document)
-        wanted |= document_digests(document.decode(stored, commit.document), chunks.digest.size)
+        wanted |= document_digests(chunks.decode_document(stored, commit.document), chunks.digest.size)
         if stored != chunks.catalog.manifest(commit.id):
             yield Problem(commit.document, f"differs from the catalog's manifest of {here}", affected=(here,))
     except CkptStoreError as error:

@@ -72,6 +72,7 @@ def _new_commit(
     chunks: ChunkStore, manifest: Manifest, draft: Draft, own: list[NewPack], needs: dict[str, int]
 ) -> NewCommit:
     name = uuid.uuid4().hex
+    key = document.document_key(draft.run, draft.step, name)
     content = chunks.digest.compute(document.encode_manifest(manifest))
     body = document.Document(
         store=chunks.config.id,
@@ -85,7 +86,7 @@ def _new_commit(
         packs=tuple(sorted(needs)),
         manifest=manifest,
     )
-    data = document.encode(body)
+    data = chunks.encode_document(body, key)
     return NewCommit(
         id=name,
         run=draft.run,
@@ -93,7 +94,7 @@ def _new_commit(
         parent=draft.parent,
         metadata=draft.metadata,
         content=content,
-        document=document.document_key(draft.run, draft.step, name),
+        document=key,
         manifest=data,
         leaves=len(manifest.entries),
         logical_bytes=logical_bytes(manifest),

@@ -6,8 +6,7 @@ from collections import defaultdict
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CkptStoreError
-from ckptstore.format import document
+from ckptstore.errors import CkptStoreError, StepNotFound
 from ckptstore.format.document import Document
 from ckptstore.format.manifest import chunk_digests
 
@@ -20,16 +19,18 @@ def document_digests(written: Document, digest_size: int) -> set[bytes]:
 
 def commit_digests(chunks: ChunkStore, commit: str) -> set[bytes]:
     """The digests of every chunk that a commit id needs. Raises StepNotFound when it was purged."""
-    written = document.decode(chunks.catalog.manifest(commit), f"of commit {commit}")
-    return document_digests(written, chunks.digest.size)
+    data, record = chunks.catalog.manifest(commit), chunks.catalog.by_id(commit)
+    if record is None:
+        raise StepNotFound(f"no commit {commit}: it was purged")
+    return document_digests(chunks.decode_document(data, record.document), chunks.digest.size)
 
 
 def any_document(chunks: ChunkStore, commit: CommitRecord) -> Document:
     """A commit's document, from storage when the catalog's is damaged."""
     try:
-        return document.decode(chunks.catalog.manifest(commit.id), commit.document)
+        return chunks.decode_document(chunks.catalog.manifest(commit.id), commit.document)
     except CkptStoreError:
-        return document.decode(chunks.storage.get(commit.document), commit.document)
+        return chunks.decode_document(chunks.storage.get(commit.document), commit.document)
 
 
 def users_of(chunks: ChunkStore, digests: set[bytes]) -> dict[bytes, tuple[str, ...]]:

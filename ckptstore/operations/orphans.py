@@ -14,7 +14,6 @@ from contextlib import suppress
 from ckptstore.catalog.base import ChunkLocation, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, GcRefused, ObjectNotFound
-from ckptstore.format import document
 from ckptstore.operations.footers import pack_name, read_pack
 from ckptstore.operations.manifests import document_digests
 from ckptstore.storage.base import ObjectInfo, Storage
@@ -61,7 +60,7 @@ def _chunks_of(storage: Storage, info: ObjectInfo) -> Sequence[ChunkLocation]:
 
 def _is_whole(chunks: ChunkStore, key: str, held: set[bytes]) -> bool:
     try:
-        written = document.decode(chunks.storage.get(key), key)
+        written = chunks.decode_document(chunks.storage.get(key), key)
     except (CorruptData, ObjectNotFound):
         return False
     missing = document_digests(written, chunks.digest.size) - held

@@ -85,7 +85,7 @@ def _enter(
     chunks: ChunkStore, key: str, data: bytes, held: Mapping[str, NewPack], places: Mapping[bytes, str], live: set[str]
 ) -> set[str]:
     """Make a commit through the writers' own door; the packs it needs."""
-    written = document.decode(data, key)
+    written = chunks.decode_document(data, key)
     digests = document_digests(written, chunks.digest.size)
     needs = {
         name: sum(chunk.length for chunk in held[name].chunks if chunk.digest in digests)
@@ -134,7 +134,7 @@ def _read_documents(chunks: ChunkStore, known: Iterable[bytes], left_out: list[L
 
 
 def _check(chunks: ChunkStore, key: str, there: frozenset[bytes]) -> _Candidate:
-    written = document.decode(chunks.storage.get(key), key)
+    written = chunks.decode_document(chunks.storage.get(key), key)
     check_consistent(written.manifest, chunks.digest.size, key)
     _check_address(written, key)
     if written.store != chunks.config.id or key != document.document_key(written.run, written.step, written.id):

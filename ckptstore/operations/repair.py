@@ -204,7 +204,7 @@ def _valid(chunks: ChunkStore, commit: CommitRecord, read: Callable[[], bytes]) 
     """The document's bytes if they are those of the commit."""
     try:
         data = read()
-        written = document.decode(data, commit.document)
+        written = chunks.decode_document(data, commit.document)
     except (CorruptData, ObjectNotFound, StepNotFound):
         return None
     digest = chunks.digest.compute(document.encode_manifest(written.manifest))

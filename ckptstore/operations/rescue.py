@@ -39,6 +39,9 @@ def from_store(source: ChunkStore, wanted: Iterable[bytes]) -> Iterator[Found]:
 
 def check_source(chunks: ChunkStore, source: ChunkStore) -> None:
     """Raises InvalidArgument when another store's chunks go by other names."""
+    sealed = chunks.sealer is not None or source.sealer is not None
+    if sealed and source.config.id != chunks.config.id:
+        raise InvalidArgument(f"{source.storage.url} is no copy of {chunks.storage.url}, and only a copy has its key")
     if source.config.digest != chunks.config.digest:
         told = f"{source.storage.url} uses {source.config.digest}, and {chunks.storage.url} {chunks.config.digest}"
         raise InvalidArgument(f"{told}: only a store of the same digest can help out")
@@ -46,6 +49,6 @@ def check_source(chunks: ChunkStore, source: ChunkStore) -> None:
 
 def _decoded(chunks: ChunkStore, location: ChunkLocation, payload: memoryview) -> memoryview | None:
     try:
-        return chunks.decode(location, payload)
+        return chunks.payloads.decode(location, payload)
     except CkptStoreError:
         return None

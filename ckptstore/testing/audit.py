@@ -14,6 +14,7 @@ import torch
 
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.engine import Database
+from ckptstore.format.keys import PREFIX
 from ckptstore.format.packs import pack_key
 from ckptstore.format.version import KEY
 from ckptstore.opening import CATALOG_FILE
@@ -113,7 +114,7 @@ def needed_files(place: Place) -> set[str]:
     with closing(open_catalog(site_of(place).catalog_url, create=False)) as catalog:
         documents = {commit.document for commit in catalog.commits(deleted=True)}
         packs = {pack_key(pack.name) for pack in catalog.packs() if pack.state == "live" and pack.needed_by}
-    return {KEY} | documents | packs
+    return {KEY} | documents | packs | {name for name in files(place) if name.startswith(PREFIX)}
 
 
 def expire_sessions(place: Place) -> None:

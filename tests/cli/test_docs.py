@@ -24,5 +24,7 @@ def test_the_examples_run(tmp_path, monkeypatch, run):
     model = torch.nn.Sequential(torch.nn.Linear(30, 20))
     safetensors.torch.save_file(model.state_dict(), "pretrained.safetensors")
     torch.save({name: value + 1 for name, value in model.state_dict().items()}, "tuned.pt")
+    for name in ("passphrase", "new-passphrase"):
+        (tmp_path / name).write_text(name)
     for example in EXAMPLES:
         run(*example)

@@ -153,3 +153,20 @@ def test_repair(url, told, asked, tmp_path):
     assert report["report"]["lost"] == [] and report["report"]["chunks"] == plan["chunks"] + report["chunks"]
     assert "retired 0 packs" in told("repair", url, "--yes")
     assert asked("verify", url)["ok"]
+
+
+def test_an_encrypted_store(tmp_path, run, asked, told, monkeypatch):
+    for name in ("CKPTSTORE_KEY", "CKPTSTORE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    old, new, place = tmp_path / "old", tmp_path / "new", tmp_path / "store"
+    old.write_text("old")
+    new.write_text("new")
+    assert "is encrypted: give key_file" in run("init", place, "--encrypt", code=1).stderr
+    asked("init", place, "--encrypt", "--key-file", old)
+    assert "already" in run("init", place, "--key-file", old, code=1).stderr
+    assert "is encrypted: give key_file" in run("stats", place, code=1).stderr
+    assert asked("verify", place, "--key-file", old)["ok"]
+    assert "does not open" in run("rekey", place, new, "--key-file", new, code=1).stderr
+    assert "the new passphrase opens" in told("rekey", place, new, "--key-file", old)
+    assert asked("stats", place, "--key-file", new)["commits"] == 0
+    assert "does not open" in run("stats", place, "--key-file", old, code=1).stderr

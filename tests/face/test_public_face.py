@@ -75,6 +75,8 @@ NAMES = [
     "UnsupportedLeaf",
     "ValueEntry",
     "VerifyReport",
+    "WrongKey",
+    "change_key",
     "open",
     "rebuild_catalog",
 ]
@@ -107,7 +109,7 @@ SIGNATURES = {
 }
 OPEN = (
     "(url, *, catalog=None, run='main', create=True, read_only=False, digest='xxh3_128', chunk_bytes=4194304, "
-    "storage_options=None)"
+    "storage_options=None, encrypt=False, key_file=None)"
 )
 
 

@@ -1,0 +1,55 @@
+"""What lies between a chunk's raw bytes and the payload of its frame: codec, seal and digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptstore.catalog.base import ChunkLocation
+from ckptstore.errors import CorruptData
+from ckptstore.format.codecs import RAW, codec_numbered
+from ckptstore.format.digests import Digest
+from ckptstore.format.sealing import Sealer
+from ckptstore.storage.base import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """Of one store: its digest, and the sealer when it is encrypted."""
+
+    digest: Digest
+    sealer: Sealer | None
+
+    def seal(self, pack: str, offset: int, codec: int, digest: bytes, payload: Buffer) -> Buffer:
+        """An encoded payload as it is stored there."""
+        if self.sealer is None:
+            return payload
+        return self.sealer.seal(pack, offset, payload, _bound(codec, digest))
+
+    def decode(self, location: ChunkLocation, payload: memoryview, out: memoryview | None = None) -> memoryview:
+        """The raw bytes of a stored payload: in `out` if that is given, in the payload itself where it holds them.
+
+        Raises CorruptData unless they are the chunk that the location says.
+        """
+        raw = self._decoded(location, self._opened(location, payload), out)
+        if self.digest.compute(raw) != location.digest:
+            raise CorruptData(f"its bytes do not have the digest {location.digest.hex()}")
+        return raw
+
+    def _opened(self, location: ChunkLocation, payload: memoryview) -> memoryview:
+        if self.sealer is None:
+            return payload
+        bound = _bound(location.codec, location.digest)
+        return memoryview(self.sealer.open(location.pack, location.offset, payload, bound))
+
+    def _decoded(self, location: ChunkLocation, payload: memoryview, out: memoryview | None) -> memoryview:
+        if location.codec != RAW.number or out is not None:
+            raw = memoryview(bytearray(location.raw_length)) if out is None else out
+            codec_numbered(location.codec).decode(payload, raw)
+            return raw
+        if len(payload) != location.raw_length:
+            raise CorruptData(f"it holds {len(payload)} bytes instead of {location.raw_length}")
+        return payload
+
+
+def _bound(codec: int, digest: bytes) -> bytes:
+    return bytes([codec]) + digest

@@ -1,0 +1,54 @@
+"""The wrapped data key of an encrypted store: changing the passphrase wraps it anew and touches nothing else."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from ckptstore.errors import CorruptData
+from ckptstore.format.sealing import KEY_BYTES, Sealer
+
+PREFIX = "keys/"
+_COST = 1 << 16
+_MOST_COST = 1 << 18  # 256 MiB, so that a hostile one cannot fill the memory
+_BLOCK, _SALT_BYTES = 8, 16
+_NAME = "data key"
+
+
+class _Wrapped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A data key sealed with a key that scrypt (RFC 7914) makes of a passphrase."""
+
+    kdf: str
+    cost: int
+    salt: bytes
+    key: bytes
+
+
+def wrap(key: bytes, passphrase: bytes, store: str) -> bytes:
+    """The file's bytes: JSON."""
+    salt = secrets.token_bytes(_SALT_BYTES)
+    sealed = _sealer(passphrase, salt, _COST, store).seal(_NAME, 0, key)
+    return msgspec.json.format(msgspec.json.encode(_Wrapped("scrypt", _COST, salt, sealed)), indent=2) + b"\n"
+
+
+def unwrap(data: bytes, passphrase: bytes, store: str) -> bytes | None:
+    """The data key, or None when the passphrase, or the store, is another."""
+    try:
+        wrapped = msgspec.json.decode(data, type=_Wrapped)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    power_of_two = wrapped.cost > 1 and not wrapped.cost & (wrapped.cost - 1)
+    if wrapped.kdf != "scrypt" or not power_of_two or wrapped.cost > _MOST_COST:
+        return None
+    try:
+        key = _sealer(passphrase, wrapped.salt, wrapped.cost, store).open(_NAME, 0, wrapped.key)
+    except CorruptData:
+        return None
+    return key if len(key) == KEY_BYTES else None
+
+
+def _sealer(passphrase: bytes, salt: bytes, cost: int, store: str) -> Sealer:
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+    return Sealer(Scrypt(salt, KEY_BYTES, cost, _BLOCK, 1).derive(passphrase), store)

@@ -1,0 +1,86 @@
+"""The key of an encrypted store: from a file or the environment, to the sealer that uses it."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from ckptstore.errors import InvalidArgument, WrongKey
+from ckptstore.format import keys
+from ckptstore.format.sealing import KEY_BYTES, Sealer, require_cryptography
+from ckptstore.format.version import ENCRYPTION, StoreConfig
+from ckptstore.storage.base import Storage
+
+KEY_FILE = "CKPTSTORE_KEY_FILE"
+KEY = "CKPTSTORE_KEY"
+
+KeyFile = str | os.PathLike[str] | None
+
+
+def unlock(storage: Storage, config: StoreConfig, key_file: KeyFile) -> Sealer | None:
+    """What seals and opens an encrypted store's bytes; None for a store that is not encrypted.
+
+    Raises WrongKey when no key was given, or one that does not open the store.
+    """
+    if ENCRYPTION not in config.requires_read:
+        return None
+    return Sealer(_data_key(storage, config, read_passphrase(key_file, storage.url)), config.id)
+
+
+def found_key(storage: Storage, store: str, key_file: KeyFile) -> str:
+    """Make a data key for a new store and store it wrapped; the storage key of that."""
+    require_cryptography()
+    return _put(storage, store, os.urandom(KEY_BYTES), read_passphrase(key_file, storage.url))
+
+
+def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, new_key_file: KeyFile) -> None:
+    """Wrap the data key with another passphrase, and then remove it as it was wrapped before."""
+    if ENCRYPTION not in config.requires_read:
+        raise InvalidArgument(f"{storage.url} is not encrypted, so that it has no key to change")
+    old = [info.key for info in storage.list(keys.PREFIX)]
+    data_key = _data_key(storage, config, read_passphrase(key_file, storage.url))
+    _put(storage, config.id, data_key, _read(new_key_file))
+    for key in old:
+        storage.delete(key)
+
+
+def read_passphrase(key_file: KeyFile, place: str) -> bytes:
+    """The passphrase in a file, or else in the file or the text that the environment names."""
+    if key_file is None and KEY in os.environ and KEY_FILE not in os.environ:
+        return _checked(os.environ[KEY].encode(), KEY)
+    chosen = key_file if key_file is not None else os.environ.get(KEY_FILE)
+    if chosen is None:
+        raise WrongKey(f"{place} is encrypted: give key_file=, or set {KEY_FILE} or {KEY}")
+    return _read(chosen)
+
+
+def _read(key_file: KeyFile) -> bytes:
+    if not isinstance(key_file, str | os.PathLike):
+        raise InvalidArgument(f"the key file is {key_file!r}: give a path")
+    try:
+        return _checked(Path(key_file).read_bytes(), str(key_file))
+    except OSError as error:
+        raise InvalidArgument(f"the key file {os.fspath(key_file)} cannot be read: {error.strerror}") from None
+
+
+def _checked(text: bytes, place: str) -> bytes:
+    """Without the line's end that editors add."""
+    passphrase = text.rstrip(b"\r\n")
+    if not passphrase:
+        raise InvalidArgument(f"the key in {place} is empty")
+    return passphrase
+
+
+def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> bytes:
+    for info in storage.list(keys.PREFIX):
+        key = keys.unwrap(storage.get(info.key), passphrase, config.id)
+        if key is not None:
+            return key
+    raise WrongKey(f"the key given does not open {storage.url}: give the one it was made with, or last changed to")
+
+
+def _put(storage: Storage, store: str, data_key: bytes, passphrase: bytes) -> str:
+    place = f"{keys.PREFIX}{uuid.uuid4().hex}.key"
+    storage.put(place, [keys.wrap(data_key, passphrase, store)])
+    return place

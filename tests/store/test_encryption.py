@@ -1,0 +1,320 @@
+"""An encrypted store keeps nothing readable, opens with its key alone, and tells of every byte that was altered."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import shutil
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import ckptstore
+from ckptstore.errors import CorruptData, InvalidArgument, NotAStore, WrongKey
+from ckptstore.format import keys
+from ckptstore.format.digests import digest_named
+from ckptstore.format.sealing import Sealer
+from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, files, state_of
+from ckptstore.testing.equality import assert_same
+
+SECRETS: dict[str, Any] = {
+    "zeros": torch.full((4000,), 1234567.0),
+    "text": "a secret, a secret " * 200,
+    "small": "short secret",
+}
+MARKS = [b"a secret", b"short secret", b"zeros", b"rosebud", torch.tensor([1234567.0] * 4).numpy().tobytes()]
+
+
+@pytest.fixture(autouse=True)
+def _no_key_around(monkeypatch):
+    for name in ("CKPTSTORE_KEY", "CKPTSTORE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = tmp_path / "passphrase"
+    path.write_text("correct horse battery staple\n")
+    return path
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def site(place, key, monkeypatch):
+    """A store with three steps; the key is in the environment."""
+    monkeypatch.setenv("CKPTSTORE_KEY_FILE", str(key))
+    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES, encrypt=True) as store:
+        for step in range(3):
+            store.commit(state_of("main", step), step=step)
+    return place
+
+
+def everything(place):
+    with closing(sqlite3.connect(place / "catalog.sqlite")) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return b"".join(path.read_bytes() for path in place.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("digest", ["xxh3_128", "sha256", "blake3"])
+def test_nothing_readable_is_stored(place, key, digest):
+    metadata = {"note": "rosebud", "loss": 0.5}
+    with ckptstore.open(place, digest=digest, encrypt=True, key_file=key, chunk_bytes=CHUNK_BYTES) as store:
+        made = store.commit(SECRETS, step=1, metadata=metadata)
+        assert made.metadata == metadata
+        assert [commit.metadata for commit in store.log()] == [metadata]
+        assert_same(store.checkout(1), SECRETS)
+    with ckptstore.open(place, key_file=key) as store:
+        assert_same(store.checkout(1), SECRETS)
+        assert_same(store.read(1, "zeros", index=slice(5, 9)), SECRETS["zeros"][5:9].clone())
+        assert store.find(1).metadata == metadata
+        assert store.verify().ok
+    kept = everything(place)
+    assert not [mark for mark in MARKS if mark in kept]
+    plain = digest_named(digest)
+    chunk = SECRETS["zeros"][:1024].numpy().tobytes()
+    assert plain.compute(chunk) not in kept
+
+
+def test_the_whole_face_works(site):
+    assert assert_whole(site) == {("main", step) for step in range(3)}
+    with ckptstore.open(site) as store:
+        store.commit_async(state_of("main", 3), step=3).result()
+        before = len(files(site))
+        store.commit(state_of("main", 3), step=4)
+        assert len(files(site)) == before + 1
+        assert store.diff(3, 4).changes == ()
+        assert store.gc(ckptstore.KeepLast(2), grace=0).deleted == (0, 1, 2)
+        store.gc(grace=0)
+        for step in (3, 4):
+            assert_same(store.checkout(step), state_of("main", 3))
+        assert store.verify().ok
+
+
+def test_the_whole_face_works_when_steps_go(site):
+    with ckptstore.open(site) as store:
+        store.commit(state_of("main", 3), step=3)
+        store.delete(0)
+        for _ in range(2):
+            store.gc(grace=0)
+    assert assert_whole(site) == {("main", step) for step in (1, 2, 3)}
+    assert_nothing_leaked(site)
+
+
+def test_without_its_wrapped_key_nobody_opens_it(site):
+    (key,) = site.glob("keys/*.key")
+    key.unlink()
+    with pytest.raises(WrongKey):
+        ckptstore.open(site)
+
+
+def test_a_wrong_key_is_told(site, tmp_path, monkeypatch):
+    monkeypatch.delenv("CKPTSTORE_KEY_FILE")
+    with pytest.raises(WrongKey, match="is encrypted: give key_file=, or set CKPTSTORE_KEY_FILE or CKPTSTORE_KEY"):
+        ckptstore.open(site)
+    other = tmp_path / "other"
+    other.write_text("incorrect horse")
+    with pytest.raises(WrongKey, match="does not open"):
+        ckptstore.open(site, key_file=other)
+    monkeypatch.setenv("CKPTSTORE_KEY", "incorrect horse")
+    with pytest.raises(WrongKey, match="does not open"):
+        ckptstore.open(site)
+    with pytest.raises(WrongKey):
+        ckptstore.rebuild_catalog(site, catalog=f"sqlite:///{tmp_path}/anew.sqlite")
+    other.write_text("\n")
+    with pytest.raises(InvalidArgument, match="is empty"):
+        ckptstore.open(site, key_file=other)
+    with pytest.raises(InvalidArgument, match="gone cannot be read"):
+        ckptstore.open(site, key_file=tmp_path / "gone")
+
+
+def test_the_key_may_be_in_the_environment(site, monkeypatch):
+    monkeypatch.delenv("CKPTSTORE_KEY_FILE")
+    monkeypatch.setenv("CKPTSTORE_KEY", "correct horse battery staple")
+    with ckptstore.open(site) as store:
+        assert_exact(store, "main", 2)
+
+
+def test_a_store_is_not_made_without_a_key(place):
+    with pytest.raises(WrongKey):
+        ckptstore.open(place, encrypt=True)
+    assert not [path for path in place.rglob("*") if path.is_file()]
+    with pytest.raises(NotAStore):
+        ckptstore.open(place, create=False)
+
+
+def test_a_plain_store_needs_no_key(place, key):
+    with ckptstore.open(place, key_file=key) as store:
+        store.commit({"x": 1}, step=0)
+    with ckptstore.open(place) as store:
+        assert store.checkout(0) == {"x": 1}
+    assert not list(place.glob("keys/*"))
+    with pytest.raises(InvalidArgument, match="is not encrypted"):
+        ckptstore.change_key(place, key, key_file=key)
+
+
+def test_the_passphrase_is_changed(site, key, tmp_path, monkeypatch):
+    new = tmp_path / "new"
+    new.write_text("tr0ub4dor&3")
+    packs = {path: path.read_bytes() for path in site.glob("packs/*/*")}
+    with pytest.raises(WrongKey):
+        ckptstore.change_key(site, key, key_file=new)
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        ckptstore.change_key(site, tmp_path / "gone")
+    ckptstore.change_key(site, new)
+    assert len(list(site.glob("keys/*.key"))) == 1
+    with pytest.raises(WrongKey):
+        ckptstore.open(site)
+    monkeypatch.setenv("CKPTSTORE_KEY_FILE", str(new))
+    assert assert_whole(site) == {("main", step) for step in range(3)}
+    assert {path: path.read_bytes() for path in packs} == packs
+
+
+def test_an_interrupted_change_of_the_passphrase(site, key, tmp_path):
+    new = tmp_path / "new"
+    new.write_text("tr0ub4dor&3")
+    (old,) = site.glob("keys/*.key")
+    kept = old.read_bytes()
+    ckptstore.change_key(site, new)
+    old.write_bytes(kept)  # as it is before the old one is removed
+    for either in (key, new):
+        with ckptstore.open(site, key_file=either) as store:
+            assert_exact(store, "main", 0)
+    ckptstore.change_key(site, key, key_file=new)
+    assert len(list(site.glob("keys/*.key"))) == 1
+
+
+def test_altered_and_moved_bytes_do_not_open(site):
+    with ckptstore.open(site) as store:
+        for pack in site.glob("packs/*/*.pack"):
+            whole = pack.read_bytes()
+            for position in range(130, len(whole) - 200, 997):
+                pack.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+                assert not store.verify().ok, position
+                for step in range(3):
+                    try:
+                        assert_exact(store, "main", step)
+                    except CorruptData:
+                        continue
+            pack.write_bytes(whole)
+        one, other, *_ = site.glob("packs/*/*.pack")
+        first, second = one.read_bytes(), other.read_bytes()
+        one.write_bytes(second)
+        other.write_bytes(first)
+        with pytest.raises(CorruptData):
+            for step in range(3):
+                store.checkout(step)
+        one.write_bytes(first)
+        other.write_bytes(second)
+        for step in range(3):
+            assert_exact(store, "main", step)
+
+
+def test_altered_documents_and_metadata_do_not_open(site, tmp_path):
+    document, other, _ = sorted(site.glob("manifests/*/*"))
+    whole = document.read_bytes()
+    for content in (other.read_bytes(), whole[:-1], whole[:40] + b"x" + whole[41:], b""):
+        document.write_bytes(content)
+        with ckptstore.open(site) as store:
+            assert not store.verify().ok
+            assert store.repair().documents == 1
+            assert store.verify().ok
+    assert document.read_bytes() == whole
+    with closing(sqlite3.connect(site / "catalog.sqlite")) as database:
+        database.execute("UPDATE commits SET metadata = '{\"loss\": 0}' WHERE step = 0")
+        database.commit()
+    with ckptstore.open(site) as store, pytest.raises(CorruptData, match="main@0"):
+        store.log()
+
+
+def test_a_lost_catalog_is_made_anew(site, tmp_path):
+    for path in site.glob("catalog.sqlite*"):
+        path.unlink()
+    assert ckptstore.rebuild_catalog(site).commits == 3
+    assert assert_whole(site) == {("main", step) for step in range(3)}
+
+
+def test_a_copy_mends_it_and_another_store_cannot(site, tmp_path):
+    backup = shutil.copytree(site, tmp_path / "backup")
+    for path in site.glob("packs/*/*.pack"):
+        path.unlink()
+    with ckptstore.open(tmp_path / "other", encrypt=True) as other, ckptstore.open(site) as store:
+        with pytest.raises(InvalidArgument, match="is no copy"):
+            store.repair(other)
+        with ckptstore.open(backup) as copy:
+            assert store.repair(copy).lost == ()
+    assert assert_whole(site) == {("main", step) for step in range(3)}
+
+
+def test_damage_is_salvaged(site):
+    pack = max(site.glob("packs/*/*.pack"), key=lambda path: path.stat().st_size)
+    data = bytearray(pack.read_bytes())
+    data[-20] ^= 1
+    pack.write_bytes(data)
+    with ckptstore.open(site) as store:
+        assert store.repair().lost == ()
+    assert assert_whole(site) == {("main", step) for step in range(3)}
+
+
+def test_a_bucket_is_read_without_its_catalog(s3, postgres, key):
+    options = {"storage_options": s3.options, "key_file": key}
+    with ckptstore.open(s3.url, catalog=postgres, encrypt=True, **options) as store:
+        store.commit(SECRETS, step=0, metadata={"loss": 1})
+    with ckptstore.open(s3.url, **options) as store:
+        assert_same(store.checkout(0), SECRETS)
+        assert store.find(0).metadata == {"loss": 1}
+
+
+# the parts
+
+
+def test_a_sealer_opens_only_what_it_sealed_there():
+    sealer = Sealer(bytes(32), "store")
+    sealed = sealer.seal("name", 64, b"data", b"bound")
+    assert len(sealed) == len(b"data") + 16
+    assert pickle.loads(pickle.dumps(sealer)).open("name", 64, sealed, b"bound") == b"data"
+    others = [Sealer(bytes(31) + b"\1", "store"), Sealer(bytes(32), "another"), sealer]
+    names, positions, bounds = ["name", "other"], [64, 128], [b"bound", b""]
+    for other, name, position, bound in itertools.product(others, names, positions, bounds):
+        if (other, name, position, bound) != (sealer, "name", 64, b"bound"):
+            with pytest.raises(CorruptData):
+                other.open(name, position, sealed, bound)
+    for wrong in (sealed[:-1], sealed + b"\0", b"", bytes(4), bytes([sealed[0] ^ 1]) + sealed[1:]):
+        with pytest.raises(CorruptData):
+            sealer.open("name", 64, wrong, b"bound")
+
+
+def test_no_two_seals_are_alike():
+    sealer = Sealer(os.urandom(32), "store")
+    sealed = {sealer.seal(name, position, bytes(100)) for name in ("a", "b") for position in range(50)}
+    assert len(sealed) == 100
+
+
+@pytest.mark.parametrize("name", ["xxh3_128", "sha256", "blake3"])
+def test_keyed_digests(name):
+    plain, one, other = digest_named(name), digest_named(name, bytes(32)), digest_named(name, bytes(31) + b"\1")
+    for data in (b"", b"x", bytes(100_000)):
+        found = {digest.compute(data) for digest in (plain, one, other)}
+        assert len(found) == 3
+        assert {len(digest) for digest in found} == {one.size}
+        assert one.compute(data) == digest_named(name, bytes(32)).compute(memoryview(bytearray(data)))
+
+
+def test_what_is_no_wrapped_key_does_not_open():
+    good = keys.wrap(bytes(range(32)), b"passphrase", "store")
+    assert keys.unwrap(good, b"passphrase", "store") == bytes(range(32))
+    assert keys.unwrap(good, b"passphrase", "another") is None
+    assert keys.unwrap(good, b"other", "store") is None
+    fields = msgspec.json.decode(good)
+    for change in ({"cost": 1 << 40}, {"cost": 3}, {"cost": 0}, {"kdf": "none"}, {"key": ""}, {"salt": 5}, {"x": 1}):
+        assert keys.unwrap(msgspec.json.encode(fields | change), b"passphrase", "store") is None
+    for data in (b"", b"{}", b"[" * 100_000, good[:50]):
+        assert keys.unwrap(data, b"passphrase", "store") is None
