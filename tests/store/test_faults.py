@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import pytest
-import torch
 
 import ckptstore
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CatalogError, CkptStoreError, StorageFull
+from ckptstore.errors import CatalogError, CkptStoreError
 from ckptstore.opening import open_parts
 from ckptstore.store import Store
-from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, files, state_of
+from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import FailNth
@@ -171,100 +166,5 @@ def test_an_interrupt_is_not_lost_when_the_catalog_fails_too(template, tmp_path,
     with Store(interrupted, "main") as store, monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(type(parts.catalog), "end_session", end_session)
         commit(store)
-    assert assert_whole(place) == KEPT
-    assert_nothing_leaked(place)
-
-
-@pytest.mark.parametrize("call", ["writev", "fsync", "link"])
-@pytest.mark.parametrize("nth", [1, 2])
-def test_a_disk_that_is_full_at_some_system_call(template, tmp_path, monkeypatch, call, nth):
-    place = shutil.copytree(template, tmp_path / "store")
-    real, calls = getattr(os, call), itertools.count(1)
-
-    def full(*args):
-        if next(calls) == nth:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*args)
-
-    with ckptstore.open(place) as store:
-        before = files(place)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, full)
-            with pytest.raises(StorageFull, match=f"cannot write {place}/.*No space left"):
-                commit(store)
-        assert not [name for name in files(place) - before if ".writing-" in name]
-        commit(store)
-    assert assert_whole(place) == KEPT | {("main", 4)}
-    assert_nothing_leaked(place)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 2 MiB."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)]
-    if (
-        os.geteuid()
-        or not shutil.which("mount")
-        or subprocess.run(command, capture_output=True, check=False).returncode
-    ):
-        pytest.skip("mounting a tmpfs needs root")
-    yield tmp_path
-    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
-
-
-def test_a_full_disk(small_disk):
-    place = small_disk / "store"
-    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
-        store.commit({"large": torch.rand(150_000)}, step=0)
-        store.commit(state_of("main", 1), step=1)
-        (small_disk / "foreign").write_bytes(bytes(free(small_disk) - 300_000))
-        with pytest.raises(StorageFull, match=r"cannot write .*/packs/.*No space left"):
-            store.commit({"large": torch.rand(150_000)}, step=2)
-        assert_exact(store, "main", 1)
-        store.gc(keep=ckptstore.KeepLast(1), grace=0)
-        store.commit(state_of("main", 2), step=2)
-    assert assert_whole(place) == {("main", 1), ("main", 2)}
-    assert_nothing_leaked(place)
-
-
-def test_a_disk_without_a_byte_left_can_be_read(small_disk):
-    place = small_disk / "store"
-    done = set()
-    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store, pytest.raises(StorageFull):
-        for step in itertools.count(1):
-            store.commit(state_of("main", step), step=step)
-            done.add(("main", step))
-    with (small_disk / "foreign").open("wb", buffering=0) as foreign, pytest.raises(OSError, match="No space"):
-        while foreign.write(bytes(512)) == 512:
-            pass
-    assert assert_whole(place) == done
-    with ckptstore.open(place) as store:
-        for change in (lambda: store.commit(state_of("main", 1000), step=1000), lambda: store.delete(1)):
-            with pytest.raises(StorageFull, match="make room"):
-                change()
-    assert assert_whole(place) == done
-
-
-def free(place):
-    status = os.statvfs(place)
-    return status.f_bavail * status.f_frsize
-
-
-def test_a_limit_on_file_size_counts_as_full(template, tmp_path):
-    place = shutil.copytree(template, tmp_path / "store")
-    script = """
-import resource, sys, torch, ckptstore
-store = ckptstore.open(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-try:
-    store.commit({"large": torch.rand(1 << 20)}, step=4)
-except ckptstore.StorageFull as error:
-    print(error)
-"""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    told = subprocess.run(
-        [sys.executable, "-c", script, place], env=environment, capture_output=True, text=True, check=True
-    )
-    assert f"cannot write {place}/packs/" in told.stdout
     assert assert_whole(place) == KEPT
     assert_nothing_leaked(place)
