@@ -100,6 +100,9 @@ def check_consistent(manifest: Manifest, digest_size: int, name: str) -> None:
     for path, entry in manifest.entries.items():
         if not _is_consistent(entry, digest_size):
             raise CorruptData(f"{name}: the entry of {path!r} contradicts itself; run verify")
+    for path in ("", *manifest.containers):
+        if path in manifest.entries:
+            raise CorruptData(f"{name}: {path!r} is a leaf and a container at once; run verify")
     for group in manifest.aliases:
         if not _are_tied(manifest, group):
             raise CorruptData(f"{name}: {list(group)} are not one tensor, as it says; run verify")

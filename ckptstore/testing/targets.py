@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from ckptstore.chunkstore import DEFAULT_BUDGET
+from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
+from ckptstore.chunkstore.grouping import ignore
 from ckptstore.errors import CkptStoreError
 from ckptstore.format import document, packs, version
 from ckptstore.format.codecs import codec_numbered
@@ -20,6 +22,7 @@ from ckptstore.format.digests import Digest, digest_named
 from ckptstore.format.grid import Grid
 from ckptstore.format.manifest import (
     Entry,
+    Manifest,
     TensorEntry,
     check_consistent,
     chunk_digests,
@@ -27,9 +30,12 @@ from ckptstore.format.manifest import (
     logical_bytes,
 )
 from ckptstore.opening import rebuild_catalog
-from ckptstore.operations.load import load_arrays, load_values
+from ckptstore.operations.checkout import checkout
+from ckptstore.operations.diff import compare_commits
+from ckptstore.operations.load import load_arrays
+from ckptstore.operations.restore import restore
+from ckptstore.operations.view import ManifestView
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes
-from ckptstore.state.tree import unflatten
 from ckptstore.store import Store, open_store
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.hostile import (
@@ -107,25 +113,43 @@ def manifest(data: bytes) -> None:
 
 
 def commit(data: bytes) -> None:
-    """One commit, checked out from an altered document or from an altered pack, without a catalog."""
+    """One commit, used without a catalog: its document or its pack was altered."""
     choices = Choices(data)
+    if choices.below(3):
+        _use_commit(hostile_document(hostile_fields(choices), choices), template().whole_pack, intact=False)
+    else:
+        _use_commit(template().first_document, hostile_pack(choices), intact=True)
+
+
+def _use_commit(made: bytes, whole: bytes, *, intact: bool) -> None:
     with suppress(CkptStoreError):
-        if choices.below(3):
-            altered = hostile_document(hostile_fields(choices), choices)
-            _check_out(altered, template().whole_pack)
-        else:
-            found = _check_out(template().first_document, hostile_pack(choices))
+        read, chunks = document.decode(made, "it"), memory_store(whole)
+        check_consistent(read.manifest, chunks.digest.size, "it")
+        view = _view(read)
+        with suppress(CkptStoreError):
+            restore(chunks, view, state_at(0), None, strict=True, **_READING)
+        with suppress(CkptStoreError):
+            _check_arrays(chunks, read.manifest)
+        before = _view(document.decode(template().first_document, "it"))
+        with suppress(CkptStoreError):
+            compare_commits(before, view, chunks.digest.size)
+        found = checkout(chunks, view, None, **_READING)
+        if intact:
             assert_same(found, state_at(1))
 
 
-def _check_out(made: bytes, whole: bytes) -> Any:
-    read, chunks = document.decode(made, "it").manifest, memory_store(whole)
-    check_consistent(read, chunks.digest.size, "it")
+_READING: dict[str, Any] = {"allow_pickle": False, "budget": DEFAULT_BUDGET, "advance": ignore}
+
+
+def _view(read: document.Document) -> ManifestView:
+    record: Any = SimpleNamespace(run=read.run, step=read.step, logical_bytes=logical_bytes(read.manifest))
+    return ManifestView(record, read.manifest)
+
+
+def _check_arrays(chunks: ChunkStore, read: Manifest) -> None:
     leaves = load_arrays(chunks, read.entries, {}, same=read.aliases, budget=DEFAULT_BUDGET)
     for path, leaf in leaves.items():
         _check_leaf(read.entries[path], leaf, chunks.digest)
-    leaves |= load_values(chunks, read.entries, allow_pickle=False, budget=DEFAULT_BUDGET)
-    return unflatten(read.containers, leaves)
 
 
 def store(data: bytes) -> None:

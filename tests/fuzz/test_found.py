@@ -126,6 +126,17 @@ def test_ties_that_contradict_themselves(ties):
         check_consistent(Manifest(entries, {}, ties), 16, "it")
 
 
+@pytest.mark.parametrize("path", ["", "a"])
+def test_a_leaf_that_is_a_container_too(path):
+    with pytest.raises(CorruptData, match=f"'{path}' is a leaf and a container"):
+        check_consistent(Manifest({path: tensor()}, {"": Container("dict", ("a",)), path: Container("dict")}), 16, "it")
+
+
+def test_a_leaf_in_the_place_of_the_state():
+    with pytest.raises(CorruptData, match="is a leaf"):
+        check_consistent(Manifest({"": tensor()}, {}), 16, "it")
+
+
 def test_a_size_that_no_number_holds():
     large: dict[str, Entry] = {name: chunked(shape=(1 << 60,), chunk_shape=(1 << 60,)) for name in "abc"}
     with pytest.raises(CorruptData, match="its size"):
