@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ckptstore.testing.hostile import state_at, template
 from ckptstore.testing.targets import TARGETS, CodeRan, no_code
 
-EXAMPLES = {"settings": 1000, "pack": 500, "payload": 1000, "manifest": 500, "commit": 300, "store": 15}
-RANDOM = {"settings": 3000, "pack": 1500, "payload": 5000, "manifest": 1500, "commit": 700, "store": 10}
+EXAMPLES = {"settings": 1000, "pack": 500, "payload": 1000, "manifest": 300, "commit": 100, "store": 6}
+RANDOM = {"settings": 3000, "pack": 1500, "payload": 5000, "manifest": 1000, "commit": 200, "store": 6}
 SECONDS = 20
 
 
