@@ -31,7 +31,7 @@ from ckptstore.testing.servers import Bucket, s3_bucket, s3_server
 
 ROWS = slice(16, 32)
 MOST_REQUESTS = 2
-RAW_BYTES = 16 << 20
+RAW_BYTES = 8 << 20
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ class Remote:
     def _measure_limits(self, data: bytes) -> None:
         """The bare bytes in objects that go and come all at once."""
         starts = range(0, len(data), RAW_BYTES)
-        objects = {self._near.below(f"raw/{start}"): data[start : start + RAW_BYTES] for start in starts}
+        objects = {self._near.below(f"raw/{start:012d}"): data[start : start + RAW_BYTES] for start in starts}
         found: dict[str, bytes] = {}
         self.samples.time("limit", "raw put", lambda: self._raw.pipe(objects))
         self.samples.time("limit", "raw get", lambda: found.update(self._raw.cat(list(objects))))

@@ -13,7 +13,7 @@ ROWS = ["save all-new", "save unchanged", "load whole", "read rows"]
 @pytest.mark.slow
 def test_a_small_run_measures_every_row(tmp_path, run):
     files = [f"--json={tmp_path}/all.json", f"--markdown={tmp_path}/all.md"]
-    shown = run("remote", "--mib=8", "--runs=1", "--latency=0.005", *files)
+    shown = run("remote", "--mib=32", "--runs=1", "--latency=0.005", *files)
     found = json.loads((tmp_path / "all.json").read_text())
     samples = found["samples"]
     for row in ROWS:
