@@ -50,7 +50,7 @@ def _as_fast(own: float, peer: float) -> str:
 
 
 def _the_time(own: float, peer: float) -> str:
-    return f"**{own / peer:.1f}x** the time"
+    return f"**{own / peer:.2g}x** the time"
 
 
 def _gain(row: str) -> Callable[[Samples], float | None]:
