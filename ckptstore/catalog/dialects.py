@@ -177,7 +177,10 @@ def _set_wal(connection: sqlite3.Connection) -> bool:
 
 
 def _sqlite_kind(error: sqlite3.Error) -> type[CkptStoreError]:
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    extended = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    if extended == sqlite3.SQLITE_IOERR_SHMSIZE:
+        return StorageFull  # no room for the log's index
+    code = extended & 0xFF
     kinds: dict[int, type[CkptStoreError]] = {
         sqlite3.SQLITE_BUSY: CatalogBusy,
         sqlite3.SQLITE_LOCKED: CatalogBusy,
