@@ -33,10 +33,12 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
     │   ├── ObjectNotFound
     │   ├── ObjectExists
     │   ├── StorageFull
-    │   └── StorageReadOnly
+    │   ├── StorageReadOnly
+    │   └── StorageUnavailable           it did not answer; it may later
     └── CatalogError                     the database did not obey
         ├── CatalogBusy
-        └── CatalogLocation              SQLite on a network file system
+        ├── CatalogLocation              SQLite on a network file system
+        └── CatalogUnavailable           it did not answer; it may later
 """
 
 from __future__ import annotations
@@ -189,6 +191,10 @@ class StorageReadOnly(StorageError):
     """The store's place, or the handle, does not allow writing."""
 
 
+class StorageUnavailable(StorageError):
+    """The storage did not answer, or asked to be left alone for a moment; what was to be written may be there."""
+
+
 class CatalogError(CkptStoreError):
     """The catalog's database failed for a reason of its own."""
 
@@ -199,6 +205,10 @@ class CatalogBusy(CatalogError):
 
 class CatalogLocation(CatalogError):
     """SQLite on a network file system, where its locks are not safe."""
+
+
+class CatalogUnavailable(CatalogError):
+    """The database did not answer; a change that was asked for may have been made."""
 
 
 def nearest(name: object, known: Iterable[object]) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from ckptstore.testing import servers
+from ckptstore.testing.proxy import Proxy
 from ckptstore.testing.servers import Bucket
 
 
@@ -48,6 +49,31 @@ def s3_server() -> Iterator[Bucket]:
 def s3(s3_server: Bucket) -> Bucket:
     """An empty place on an S3 server."""
     return Bucket(s3_server.below(uuid.uuid4().hex), s3_server.options)
+
+
+@pytest.fixture
+def far_s3(s3: Bucket) -> Iterator[tuple[Bucket, Proxy]]:
+    """An empty place on an S3 server, through a network that can be made bad."""
+    with Proxy(int(s3.options["client_kwargs"]["endpoint_url"].rpartition(":")[2])) as proxy:
+        yield Bucket(s3.url, s3.options | {"client_kwargs": {"endpoint_url": f"http://127.0.0.1:{proxy.port}"}}), proxy
+
+
+@pytest.fixture
+def far_gcs(gcs: Bucket) -> Iterator[tuple[Bucket, Proxy]]:
+    """An empty place on a GCS server, through a network that can be made bad."""
+    with Proxy(int(gcs.options["endpoint_url"].rpartition(":")[2])) as proxy:
+        yield Bucket(gcs.url, gcs.options | {"endpoint_url": f"http://127.0.0.1:{proxy.port}"}), proxy
+
+
+@pytest.fixture
+def far_postgres(postgres: str) -> Iterator[tuple[str, Proxy]]:
+    """A URL of an empty database, through a network that can be made bad."""
+    import psycopg
+
+    with psycopg.connect(postgres) as connection:
+        folder, port = connection.info.host, connection.info.port
+    with Proxy(f"{folder}/.s.PGSQL.{port}") as proxy:
+        yield postgres.replace(f"?host={folder}", "").replace("@/", f"@127.0.0.1:{proxy.port}/"), proxy
 
 
 @pytest.fixture(scope="session")

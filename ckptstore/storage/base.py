@@ -53,6 +53,7 @@ class Storage(Protocol):
         Raises:
             ObjectExists: the key is taken; what lies there is untouched.
             StorageFull, StorageReadOnly, StorageError: nothing was stored.
+            StorageUnavailable: nobody knows whether it was.
         """
 
     def get(self, key: str) -> bytes:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from ckptstore.errors import InvalidArgument
 from ckptstore.storage.base import Storage
 from ckptstore.storage.local import LocalStorage
+from ckptstore.storage.wrappers import Retrying
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:_-]*://")
 _FILE = "file://"
@@ -38,7 +39,7 @@ def open_storage(
     if isinstance(url, str) and _URL.match(url) and not url.startswith(_FILE):
         from ckptstore.storage.remote import FsspecStorage
 
-        return FsspecStorage(url, storage_options)
+        return Retrying(FsspecStorage(url, storage_options))
     if storage_options:
         raise InvalidArgument(f"storage_options are for URLs such as s3://bucket, and {text!r} is a folder")
     return LocalStorage(_folder(text), create=create)

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import errno
-import inspect
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-import fsspec
-from fsspec.dircache import DirCache
-
 from ckptstore.errors import (
     CkptStoreError,
     CorruptData,
-    InvalidArgument,
     ObjectExists,
     ObjectNotFound,
     StorageError,
-    StorageFull,
-    StorageReadOnly,
+    StorageUnavailable,
 )
 from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead
+from ckptstore.storage.clients import abort_uploads, connect, how_to_put
 from ckptstore.storage.coalescing import coalesce, end_of
+from ckptstore.storage.failures import read_error, reason, secrets_of, without_password, write_error
 from ckptstore.storage.keys import check_key, check_prefix
 
 _GAP = 128 << 10
 _MOST = 16 << 20
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-_SECRETS = ("secret", "password", "token")
 _MODIFIED = ("LastModified", "updated", "modified", "mtime", "last_modified", "created")
 
 
@@ -38,6 +30,7 @@ class FsspecStorage:
     """A folder of an fsspec file system as `Storage`.
 
     Only file systems that store an object in one piece will do: a writer that is interrupted must not leave a part.
+    What fails for a moment is StorageUnavailable here; `Retrying` tries again.
 
     Args:
         url: such as `s3://bucket/folder` or `memory://name`.
@@ -51,10 +44,10 @@ class FsspecStorage:
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self._url = without_password(url)
-        self._secrets = _secrets(url, storage_options or {})
-        self._fs, root = _connect(url, storage_options or {})
+        self._secrets = secrets_of(url, storage_options or {})
+        self._fs, root = connect(url, storage_options or {})
         self._root = root.rstrip("/")
-        self._creates = "mode" in inspect.signature(self._fs.pipe_file).parameters
+        self._how = how_to_put(self._fs)
 
     def __repr__(self) -> str:
         return f"FsspecStorage({self._url!r})"
@@ -67,15 +60,10 @@ class FsspecStorage:
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Storage.put`. Two writers of one key at once are only told apart where the server can."""
         path = self._path(key)
-        data = b"".join(parts)
         with self._writing(key):
             if self._fs.exists(path):  # some servers do not look at the condition of `create`
                 raise FileExistsError(path)
-            try:
-                self._fs.pipe_file(path, data, **({"mode": "create"} if self._creates else {}))
-            except Exception:
-                if not self._landed(path, data):
-                    raise
+            self._fs.pipe_file(path, b"".join(parts), **self._how)
 
     def get(self, key: str) -> bytes:
         """See `Storage.get`."""
@@ -127,12 +115,10 @@ class FsspecStorage:
             except FileNotFoundError:
                 return
 
-    def _landed(self, path: str, data: bytes) -> bool:
-        """Whether a put that failed stored everything: its reply may be all that was lost."""
-        try:
-            return bool(self._fs.info(path)["size"] == len(data) and self._fs.cat_file(path) == data)
-        except Exception:  # noqa: BLE001 - the put's own error is the one to tell
-            return False
+    def sweep_temporary(self, older_than_seconds: float) -> int:
+        """Abort uploads in parts that killed writers have begun and not finished; how many there were."""
+        with self._writing("packs"):
+            return abort_uploads(self._fs, self._root, older_than_seconds)
 
     def _path(self, key: str) -> str:
         check_key(key)
@@ -162,61 +148,32 @@ class FsspecStorage:
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[None]:
-        try:
+        with self._told("read", key, read_error):
             yield
-        except CkptStoreError:
-            raise
-        except FileNotFoundError as error:
-            raise ObjectNotFound(f"no object at {self._at(key)}") from error
-        except Exception as error:
-            raise StorageError(f"cannot read {self._at(key)}: {_reason(error, self._secrets)}") from error
 
     @contextmanager
     def _writing(self, key: str) -> Iterator[None]:
+        with self._told("write", key, write_error):
+            yield
+
+    @contextmanager
+    def _told(self, verb: str, key: str, kind: Callable[[Exception], type[StorageError]]) -> Iterator[None]:
         try:
             yield
         except CkptStoreError:
             raise
-        except FileExistsError as error:
-            raise ObjectExists(f"{self._at(key)} exists already; what is stored is never overwritten") from error
         except Exception as error:
-            raise _write_error(error)(f"cannot write {self._at(key)}: {_reason(error, self._secrets)}") from error
+            found = kind(error)
+            raise found(_message(found, verb, self._at(key), reason(error, self._secrets))) from error
 
 
-def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    return re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url)
-
-
-def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """A file system of our own, that remembers no listing, and the path of `url` in it."""
-    shown, secrets = without_password(url), _secrets(url, options)
-    try:
-        fs, root = fsspec.core.url_to_fs(url, **_defaults(url, options), skip_instance_cache=True)
-    except ImportError as error:
-        extra = _EXTRAS.get(url.partition("://")[0])
-        advice = f'run: pip install "ckptstore[{extra}]"' if extra else str(error)
-        raise InvalidArgument(f"{shown}: a package for this scheme is missing; {advice}") from error
-    except OSError as error:
-        raise StorageError(f"cannot reach {shown}: {_reason(error, secrets)}") from error
-    except Exception as error:
-        raise InvalidArgument(f"{shown}: fsspec cannot open this: {_reason(error, secrets)}") from error
-    if getattr(fs.pipe_file, "__func__", None) is fsspec.AbstractFileSystem.pipe_file:
-        raise InvalidArgument(f"{shown}: fsspec may leave half an object there; use a folder or an object store")
-    if isinstance(getattr(fs, "dircache", None), DirCache):
-        fs.dircache.use_listings_cache = False
-    return fs, root
-
-
-def _defaults(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options that a user need not know of."""
-    if url.startswith(("gs://", "gcs://")):
-        return {"consistency": "size", **options}  # gcsfs' small uploads may lose a carriage return at their end
-    if url.startswith(("s3://", "s3a://")):
-        # Some servers send the whole object's checksum with a range of it, and boto would refuse that range.
-        config = {"response_checksum_validation": "when_required"} | dict(options.get("config_kwargs") or {})
-        return {**options, "config_kwargs": config}
-    return options
+def _message(kind: type[StorageError], verb: str, at: str, why: str) -> str:
+    if kind is ObjectNotFound:
+        return f"no object at {at}"
+    if kind is ObjectExists:
+        return f"{at} exists already; what is stored is never overwritten"
+    advice = "; the storage did not answer: try again later" if kind is StorageUnavailable else ""
+    return f"cannot {verb} {at}: {why}{advice}"
 
 
 def _object_info(key: str, info: Mapping[str, Any]) -> ObjectInfo:
@@ -224,27 +181,3 @@ def _object_info(key: str, info: Mapping[str, Any]) -> ObjectInfo:
     if isinstance(modified, str):
         modified = datetime.fromisoformat(modified)
     return ObjectInfo(key, info["size"], modified.timestamp() if isinstance(modified, datetime) else float(modified))
-
-
-def _write_error(error: Exception) -> type[StorageError]:
-    if isinstance(error, PermissionError):
-        return StorageReadOnly
-    return StorageFull if isinstance(error, OSError) and error.errno == errno.ENOSPC else StorageError
-
-
-def _reason(error: Exception, secrets: Iterable[str]) -> str:
-    told = f"{type(error).__name__}: {error}"
-    for secret in secrets:
-        told = told.replace(secret, "***")
-    return told
-
-
-def _secrets(url: str, options: Mapping[str, Any]) -> set[str]:
-    """What must not be shown, of a URL and of options at any depth."""
-    found = set(re.findall(r"://[^:/@]*:([^/]*)@", url))
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            found |= _secrets("", value)
-        elif isinstance(value, str) and any(part in str(name).lower() for part in _SECRETS):
-            found.add(value)
-    return found - {""}

@@ -17,9 +17,13 @@ Answer = Callable[[bytes], bytes | None]
 
 
 class Proxy:
-    """Forwards connections to a server on 127.0.0.1, from a thread of its own; a context manager.
+    """Forwards connections to a server, from a thread of its own; a context manager.
 
     All faults may be set while it runs.
+
+    Args:
+        server: its port on 127.0.0.1, or the path of its socket.
+        latency: see below.
 
     Attributes:
         port: where it listens, on 127.0.0.1.
@@ -32,8 +36,8 @@ class Proxy:
         connections: how many were made so far.
     """
 
-    def __init__(self, port: int, latency: float = 0.0) -> None:
-        self._server_port, self.latency = port, latency
+    def __init__(self, server: int | str, latency: float = 0.0) -> None:
+        self._server, self.latency = server, latency
         self.answer: Answer = lambda _: None
         self.lose_reply_to: Callable[[bytes], bool] = lambda _: False
         self.held = False
@@ -74,9 +78,14 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        link = _Link(reader, writer, *await asyncio.open_connection("127.0.0.1", self._server_port))
+        link = _Link(reader, writer, *await self._connect())
         self._links.append(link)
         self._tasks |= {asyncio.ensure_future(way) for way in (self._to_server(link), self._to_client(link))}
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._server, str):
+            return await asyncio.open_unix_connection(self._server)
+        return await asyncio.open_connection("127.0.0.1", self._server)
 
     async def _to_server(self, link: _Link) -> None:
         due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)

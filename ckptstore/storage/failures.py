@@ -1,0 +1,113 @@
+"""What the errors of fsspec's many clients mean: what is worth another try, and what may be told."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ckptstore.errors import (
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    StorageUnavailable,
+)
+
+_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+_INSUFFICIENT = 507
+_ERRNOS = {
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETRESET,
+    errno.ENETUNREACH,
+    errno.ETIMEDOUT,
+}
+# By name, for none of the packages need be installed: those of botocore, aiohttp, requests and google-auth.
+_LOST = {
+    "ChunkedEncodingError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "ConnectionError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "Timeout",
+    "TransportError",
+}
+_REFUSED = {"CertificateError", "ClientSSLError", "SSLError"}
+_SECRETS = ("secret", "password", "token")
+
+
+def read_error(error: Exception) -> type[StorageError]:
+    """The kind of error that a failed read is."""
+    if transient(error):
+        return StorageUnavailable
+    return ObjectNotFound if isinstance(error, FileNotFoundError) else StorageError
+
+
+def write_error(error: Exception) -> type[StorageError]:
+    """The kind of error that a failed write is."""
+    if transient(error):
+        return StorageUnavailable
+    if isinstance(error, FileExistsError):
+        return ObjectExists
+    if isinstance(error, PermissionError):
+        return StorageReadOnly
+    full = getattr(error, "errno", None) == errno.ENOSPC or _INSUFFICIENT in map(_status, _causes(error))
+    return StorageFull if full else StorageError
+
+
+def transient(error: BaseException) -> bool:
+    """Whether the same request may succeed later: nobody answered, or with a status that says so."""
+    return any(map(_is_transient, _causes(error)))
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    return re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url)
+
+
+def secrets_of(url: str, options: Mapping[str, Any]) -> set[str]:
+    """What must not be shown, of a URL and of options at any depth."""
+    found = set(re.findall(r"://[^:/@]*:([^/]*)@", url))
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found |= secrets_of("", value)
+        elif isinstance(value, str) and any(part in str(name).lower() for part in _SECRETS):
+            found.add(value)
+    return found - {""}
+
+
+def reason(error: Exception, secrets: Iterable[str]) -> str:
+    """What an error says, without the secrets."""
+    told = f"{type(error).__name__}: {error}"
+    for secret in secrets:
+        told = told.replace(secret, "***")
+    return told
+
+
+def _is_transient(error: BaseException) -> bool:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, TimeoutError) or (names & _LOST and not names & _REFUSED):
+        return True
+    return _status(error) in _STATUSES or getattr(error, "errno", None) in _ERRNOS
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status in an error of botocore, requests, aiohttp or gcsfs."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        told = (getattr(response, "status_code", None), getattr(error, "status", None), getattr(error, "code", None))
+        status = next((value for value in told if value is not None), None)
+    return int(status) if str(status).isdigit() else None
