@@ -64,7 +64,7 @@ def open_parts(
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
     found = open_catalog(address, create=create, refusal=refusal)
     _check_owner(storage, found, config, read_only=read_only)
-    return _parts(ReadOnly(storage) if read_only else storage, found, config, sealer)
+    return _parts(ReadOnly(storage, refusal) if read_only else storage, found, config, sealer)
 
 
 def _parts(storage: Storage, catalog: Catalog, config: StoreConfig, sealer: Sealer | None) -> ChunkStore:
@@ -190,9 +190,11 @@ def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile) ->
     for left in _fill(address, storage, config, sealer).left_out:
         warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=5)
     refusal = f"{storage.url} was opened without its catalog, for reading only: give catalog=, the database URL of it"
+    if isinstance(storage, ReadOnly):
+        refusal = storage.refusal
     found = open_catalog(address, create=False, refusal=refusal)
     weakref.finalize(found, _remove_folder, folder, os.getpid())
-    return _parts(ReadOnly(storage), found, config, sealer)
+    return _parts(ReadOnly(storage, refusal), found, config, sealer)
 
 
 def _remove_folder(folder: str, process: int) -> None:

@@ -16,6 +16,7 @@ import ckptstore
 HOUSE = Path(ckptstore.__file__).parent
 FLOORS = {
     "errors": 0,
+    "patience": 0,
     "format": 1,
     "storage": 2,
     "catalog": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import time
 from pathlib import Path
@@ -13,10 +14,28 @@ from sqlalchemy import URL, Connection, Engine, Float, NullPool, QueuePool, crea
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from ckptstore.errors import CatalogBusy, CatalogError, CkptStoreError, InvalidArgument, StorageFull, StorageReadOnly
+from ckptstore.errors import (
+    CatalogBusy,
+    CatalogError,
+    CatalogUnavailable,
+    CkptStoreError,
+    InvalidArgument,
+    StorageFull,
+    StorageReadOnly,
+)
 
 BUSY_SECONDS = 30.0
 """How long a transaction waits for the store's lock."""
+
+IDLE_SECONDS = 60.0
+"""How long a writer may be silent while it holds the store's lock; Postgres ends its transaction then."""
+
+_LINK = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""How soon a Postgres that is not there any more is noticed, in seconds and tries."""
+
+_NO_ANSWER = re.compile(
+    "refused|reset|time[d ]?out|closed|unreachable|starting up|shutting down|recovery mode|too many|Temporary failure"
+)
 
 _READ: dict[str, dict[str, Any]] = {
     "sqlite": {"begin": "BEGIN"},
@@ -49,8 +68,10 @@ def _postgres_clock(*_: object, **__: object) -> str:
 def make_engine(url: URL) -> Engine:
     """An engine whose transactions are the ones `reading` and `writing` ask for."""
     if url.get_backend_name() != "sqlite":
-        theirs = url.query.get("options", "")
-        connect = {"options": f"-c lock_timeout={int(BUSY_SECONDS * 1000)} {theirs}"}
+        limits = {"lock_timeout": BUSY_SECONDS, "idle_in_transaction_session_timeout": IDLE_SECONDS}
+        ours = " ".join(f"-c {name}={int(seconds * 1000)}" for name, seconds in limits.items())
+        link = {name: value for name, value in _LINK.items() if name not in url.query}
+        connect = {**link, "options": f"{ours} {url.query.get('options', '')}"}
         try:
             return create_engine(url, connect_args=connect, pool_pre_ping=True, max_overflow=-1)
         except ModuleNotFoundError as error:
@@ -136,12 +157,16 @@ def broken_references(connection: Connection) -> list[str]:
     ]
 
 
-def translated(error: BaseException | None, where: str) -> CkptStoreError:
-    """The error of our tree for one of the database driver's."""
+def translated(error: BaseException | None, where: str, *, lost: bool = False) -> CkptStoreError:
+    """The error of our tree for one of the database driver's; `lost` when it broke the connection."""
     told = next(iter(str(error).splitlines()), "") or type(error).__name__
-    kind = _sqlite_kind(error) if isinstance(error, sqlite3.Error) else _postgres_kind(error)
+    if isinstance(error, sqlite3.Error):
+        kind = _sqlite_kind(error)
+    else:
+        kind = CatalogUnavailable if lost else _postgres_kind(error)
     advice = {
         CatalogBusy: f"other writers held the lock for {BUSY_SECONDS:.0f} seconds; try again",
+        CatalogUnavailable: "the database did not answer; try again",
         StorageFull: "make room and try again; nothing was changed",
         StorageReadOnly: "it can be read but not changed from here",
     }.get(kind)
@@ -197,4 +222,7 @@ def _postgres_kind(error: Any) -> type[CkptStoreError]:
         "53100": StorageFull,
         "25006": StorageReadOnly,
     }
-    return kinds.get(getattr(error, "sqlstate", None) or "", CatalogError)
+    state = getattr(error, "sqlstate", None)
+    if state is None and _NO_ANSWER.search(str(error)):  # before there is a connection, libpq tells no state
+        return CatalogUnavailable
+    return kinds.get(state or "", CatalogError)

@@ -12,7 +12,8 @@ from sqlalchemy import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from ckptstore.catalog import dialects
-from ckptstore.errors import CatalogError, InvalidArgument, StorageReadOnly
+from ckptstore.errors import CatalogError, CatalogUnavailable, InvalidArgument, StorageReadOnly
+from ckptstore.patience import patiently
 
 
 class Database:
@@ -22,6 +23,7 @@ class Database:
         self._address, self._refusal = url, refusal
         self.parsed = _parse(url)
         self._engines: dict[int, Engine] = {}
+        self._reached = False
 
     def __reduce__(self) -> tuple[partial[Database], tuple[str]]:
         return partial(Database, refusal=self._refusal), (self._address,)
@@ -34,7 +36,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that sees one snapshot and waits for nobody."""
-        with self._errors(), self._engine().connect() as connection, dialects.reading(connection).begin():
+        with self._errors(), self._connect() as connection, dialects.reading(connection).begin():
             yield connection
 
     @contextmanager
@@ -42,14 +44,14 @@ class Database:
         """A transaction under the store's lock, durable when left without an error."""
         if self._refusal:
             raise StorageReadOnly(self._refusal)
-        with self._errors(), self._engine().connect() as connection, dialects.writing(connection).begin():
+        with self._errors(), self._connect() as connection, dialects.writing(connection).begin():
             dialects.lock(connection)
             yield connection
 
     @contextmanager
     def rebuild(self) -> Iterator[Connection]:
         """`write`, for changing tables: SQLite does it by dropping them, which must not cascade. `close` follows."""
-        with self._errors(), self._engine().connect() as connection:
+        with self._errors(), self._connect() as connection:
             dialects.ignore_foreign_keys(connection)
             with dialects.writing(connection).begin():
                 dialects.lock(connection)
@@ -73,13 +75,23 @@ class Database:
         found = self._engines.get(os.getpid())
         return found or self._engines.setdefault(os.getpid(), dialects.make_engine(self.parsed))
 
+    def _connect(self) -> Connection:
+        """A connection. A database that answered before is waited for; else its address is more likely wrong."""
+        found = patiently(self._try_to_connect, CatalogUnavailable, None if self._reached else 0.0)
+        self._reached = True
+        return found
+
+    def _try_to_connect(self) -> Connection:
+        with self._errors():
+            return self._engine().connect()
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
         where = self.parsed.database if self.parsed.get_backend_name() == "sqlite" else self.url
         try:
             yield
         except DBAPIError as error:
-            raise dialects.translated(error.orig, str(where)) from error
+            raise dialects.translated(error.orig, str(where), lost=error.connection_invalidated) from error
         except sqlite3.Error as error:
             raise dialects.translated(error, str(where)) from error
         except PermissionError as error:

@@ -73,6 +73,11 @@ class ChunkWriter:
         self._workers.shutdown(cancel_futures=True)
         self._putters.shutdown(cancel_futures=True)
 
+    @property
+    def keys(self) -> list[str]:
+        """Storage keys of the packs that were put so far, or tried to."""
+        return [packs.pack_key(pack.name) for pack in self._own]
+
     def write(self, pieces: Iterable[Piece]) -> list[bytes]:
         """The digests of all pieces, in order; those the store does not hold yet are on their way into packs."""
         digests: list[bytes] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -12,17 +13,19 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ckptstore.catalog.base import CommitRecord, NewCommit, NewPack
+from ckptstore.catalog.base import Catalog, CommitRecord, NewCommit, NewPack
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.grouping import Advance
-from ckptstore.errors import StepExists
+from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced, StepExists, StorageError
 from ckptstore.format import document, version
 from ckptstore.format.grid import Grid, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, Value, ValueEntry, logical_bytes
 from ckptstore.operations.history import Draft
 from ckptstore.operations.session import writing_session
+from ckptstore.patience import patiently
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes, plain_bytes
 from ckptstore.state.tree import Flat
+from ckptstore.storage.base import Storage
 
 _INLINE_TENSOR = 64
 _INLINE_VALUE = 1024
@@ -37,6 +40,8 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
         StepExists: the step holds another state.
         SessionFenced: the writer was taken for dead in the middle.
         StorageError, CatalogError: a write failed; no step was changed.
+        CatalogUnavailable: the database did not answer; when that was at the very end, the step may be there. Either
+            way the same may be committed again.
     """
     version.check_features(chunks.config.requires_write, "write to", chunks.storage.url)
     if _exists(chunks, draft):
@@ -50,17 +55,52 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
 
 
 def _commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance, refuse: StepExists | None) -> CommitRecord:
+    name = uuid.uuid4().hex
     with writing_session(chunks.catalog) as session:
-        with chunks.writer(session, refuse=refuse, advance=advance) as writer:
-            manifest = _write_leaves(writer, flat, chunks.config.chunk_bytes)
-            own, needs = writer.finish()
-        new = _new_commit(chunks, manifest, draft, own, needs)
-        chunks.catalog.reserve(session, (), document=new.document)
-        chunks.storage.put(new.document, [new.manifest])
-        made = chunks.catalog.commit(session, new)
+        writer = chunks.writer(session, refuse=refuse, advance=advance)
+        try:
+            new = _write(chunks, writer, flat, draft, name)
+            chunks.catalog.reserve(session, (), document=new.document)
+            chunks.storage.put(new.document, [new.manifest])
+            made = _make_exist(chunks.catalog, session, new)
+        except SessionFenced:  # gc has been here already, and would not come again for what was stored after that
+            _discard(chunks.storage, [*writer.keys, document.document_key(draft.run, draft.step, name)])
+            raise
     if made.id != new.id:
         chunks.storage.delete(new.document)
     return made
+
+
+def _write(chunks: ChunkStore, writer: ChunkWriter, flat: Flat, draft: Draft, name: str) -> NewCommit:
+    with writer:
+        manifest = _write_leaves(writer, flat, chunks.config.chunk_bytes)
+        own, needs = writer.finish()
+    return _new_commit(chunks, manifest, draft, name, own, needs)
+
+
+def _make_exist(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
+    try:
+        return catalog.commit(session, new)
+    except CatalogUnavailable:
+        return patiently(lambda: _make_exist_again(catalog, session, new), CatalogUnavailable)
+
+
+def _make_exist_again(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
+    """The reply was lost: asking for the same finds the commit made, or makes it."""
+    try:
+        return catalog.commit(session, new)
+    except SessionFenced as error:
+        made = catalog.by_id(new.id)  # somebody may have deleted it since
+        if made is None:
+            unknown = f"nobody knows whether step {new.step} of run {new.run!r} was committed for a moment"
+            raise CatalogError(f"{unknown}; it is not there now: commit again") from error
+        return made
+
+
+def _discard(storage: Storage, keys: Sequence[str]) -> None:
+    with suppress(StorageError):  # the first error is the one to tell
+        for key in keys:
+            storage.delete(key)
 
 
 def _exists(chunks: ChunkStore, draft: Draft) -> bool:
@@ -69,9 +109,8 @@ def _exists(chunks: ChunkStore, draft: Draft) -> bool:
 
 
 def _new_commit(
-    chunks: ChunkStore, manifest: Manifest, draft: Draft, own: list[NewPack], needs: dict[str, int]
+    chunks: ChunkStore, manifest: Manifest, draft: Draft, name: str, own: list[NewPack], needs: dict[str, int]
 ) -> NewCommit:
-    name = uuid.uuid4().hex
     key = document.document_key(draft.run, draft.step, name)
     content = chunks.digest.compute(document.encode_manifest(manifest))
     body = document.Document(

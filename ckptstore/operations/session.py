@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ckptstore.catalog.base import Catalog
-from ckptstore.errors import CatalogError, SessionFenced
+from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced
 
 LEASE_SECONDS = 60.0
 """How long a writer may be silent before gc may take it for dead."""
@@ -22,8 +22,10 @@ def writing_session(catalog: Catalog, lease_seconds: float = LEASE_SECONDS) -> I
     beat.start()
     try:
         yield session
+    except CatalogUnavailable:
+        raise  # the lease runs out by itself
     except BaseException:
-        with suppress(CatalogError):  # the first error is the one to tell, and the lease runs out by itself
+        with suppress(CatalogError):  # the first error is the one to tell
             catalog.end_session(session)
         raise
     finally:

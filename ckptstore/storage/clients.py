@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,9 +12,9 @@ import fsspec
 from fsspec.dircache import DirCache
 
 from ckptstore.errors import InvalidArgument, StorageError
-from ckptstore.storage.failures import reason, secrets_of, without_password
+from ckptstore.storage.failures import reason, secrets_of, transient, without_password
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 _S3 = ("s3://", "s3a://")
 _GCS = ("gs://", "gcs://")
 _PART = 16 << 20
@@ -26,7 +27,7 @@ def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """
     shown, secrets = without_password(url), secrets_of(url, options)
     try:
-        fs, root = fsspec.core.url_to_fs(url, **_defaults(url, options), skip_instance_cache=True)
+        fs, root = _open(url, _defaults(url, options))
     except ImportError as error:
         extra = _EXTRAS.get(url.partition("://")[0])
         advice = f'run: pip install "ckptstore[{extra}]"' if extra else str(error)
@@ -35,13 +36,37 @@ def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         raise StorageError(f"cannot reach {shown}: {reason(error, secrets)}") from error
     except Exception as error:
         raise InvalidArgument(f"{shown}: fsspec cannot open this: {reason(error, secrets)}") from error
-    if getattr(fs.pipe_file, "__func__", None) is fsspec.AbstractFileSystem.pipe_file:
-        raise InvalidArgument(f"{shown}: fsspec may leave half an object there; use a folder or an object store")
     if isinstance(getattr(fs, "dircache", None), DirCache):
         fs.dircache.use_listings_cache = False
     if url.startswith(_S3):
         fs.retries = 1  # boto repeats requests and `Retrying` repeats operations; a third one would multiply the waits
     return fs, root
+
+
+def is_web(url: str) -> bool:
+    """Whether this is a web server's."""
+    return url.startswith(("http://", "https://"))
+
+
+def stores_whole(fs: Any) -> bool:
+    """Whether an object appears there whole or not at all; fsspec's own way of writing may leave a part."""
+    return getattr(fs.pipe_file, "__func__", None) is not fsspec.AbstractFileSystem.pipe_file
+
+
+def every_file(fs: Any, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Path and info of every file in a folder, or an error; fsspec's own `find` may leave out what fails."""
+    try:
+        listed = fs.ls(folder, detail=True)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if transient(error):
+            raise
+        return
+    for info in listed:
+        path = info["name"].rstrip("/")
+        if info["type"] == "directory":
+            yield from every_file(fs, path)
+        else:
+            yield path, info if info.get("size") is not None else fs.info(path)
 
 
 def how_to_put(fs: Any) -> dict[str, Any]:
@@ -56,12 +81,32 @@ def abort_uploads(fs: Any, root: str, older_than_seconds: float) -> int:
     if not hasattr(fs, "list_multipart_uploads"):
         return 0
     bucket, folder, _ = fs.split_path(f"{root}/")
-    found = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=folder).get("Uploads", [])
-    now = datetime.now(UTC)
-    old = [upload for upload in found if (now - upload["Initiated"]).total_seconds() >= older_than_seconds]
-    for upload in old:
-        fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
-    return len(old)
+    now, aborted = datetime.now(UTC), 0
+    for upload in _uploads(fs, bucket, folder):
+        if (now - upload["Initiated"]).total_seconds() >= older_than_seconds:
+            with suppress(FileNotFoundError):  # another one was faster
+                fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+                aborted += 1
+    return aborted
+
+
+def _uploads(fs: Any, bucket: str, folder: str) -> list[dict[str, Any]]:
+    """The first thousand; the next time there are others."""
+    try:
+        return list(fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=folder).get("Uploads", []))
+    except OSError as error:
+        if transient(error):
+            raise
+        return []  # not every server can tell, or tells everyone
+
+
+def _open(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    if is_web(url):
+        from ckptstore.storage.web import WebFileSystem
+
+        return WebFileSystem(**options, skip_instance_cache=True), url
+    fs, root = fsspec.core.url_to_fs(url, **options, skip_instance_cache=True)
+    return fs, root
 
 
 def _defaults(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -103,11 +103,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status in an error of botocore, requests, aiohttp or gcsfs."""
+    """The HTTP status in an error of botocore, requests, aiohttp or gcsfs, if it has one."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    else:
-        told = (getattr(response, "status_code", None), getattr(error, "status", None), getattr(error, "code", None))
-        status = next((value for value in told if value is not None), None)
-    return int(status) if str(status).isdigit() else None
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    places = ((response, "status_code"), (error, "status"), (error, "code"))
+    told = next((getattr(at, name) for at, name in places if hasattr(at, name)), None)
+    return int(str(told)) if str(told).isdigit() else None

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from ckptstore.errors import InvalidArgument
 from ckptstore.storage.base import Storage
 from ckptstore.storage.local import LocalStorage
-from ckptstore.storage.wrappers import Retrying
+from ckptstore.storage.wrappers import ReadOnly, Retrying
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:_-]*://")
 _FILE = "file://"
@@ -21,10 +21,10 @@ _FILE = "file://"
 def open_storage(
     url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, create: bool = False
 ) -> Storage:
-    """The storage at a place.
+    """The storage at a place; for reading only where no object can be stored whole or not at all.
 
     Args:
-        url: a path, a `file://` URL, or any URL that fsspec knows, such as `s3://bucket/folder` or `memory://name`.
+        url: a path, a `file://` URL, or any URL that fsspec knows, such as `s3://bucket/folder` or `https://host/folder`.
         storage_options: what fsspec passes on to the file system of the URL, such as an endpoint; not for folders.
         create: make the folder if it is missing; object stores need no making.
 
@@ -39,7 +39,8 @@ def open_storage(
     if isinstance(url, str) and _URL.match(url) and not url.startswith(_FILE):
         from ckptstore.storage.remote import FsspecStorage
 
-        return Retrying(FsspecStorage(url, storage_options))
+        reached = FsspecStorage(url, storage_options)
+        return ReadOnly(Retrying(reached), reached.refusal) if reached.refusal else Retrying(reached)
     if storage_options:
         raise InvalidArgument(f"storage_options are for URLs such as s3://bucket, and {text!r} is a folder")
     return LocalStorage(_folder(text), create=create)

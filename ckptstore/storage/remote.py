@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote, unquote
 
 from ckptstore.errors import (
     CkptStoreError,
@@ -16,20 +17,22 @@ from ckptstore.errors import (
     StorageUnavailable,
 )
 from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead
-from ckptstore.storage.clients import abort_uploads, connect, how_to_put
+from ckptstore.storage.clients import abort_uploads, connect, every_file, how_to_put, is_web, stores_whole
 from ckptstore.storage.coalescing import coalesce, end_of
 from ckptstore.storage.failures import read_error, reason, secrets_of, without_password, write_error
 from ckptstore.storage.keys import check_key, check_prefix
 
 _GAP = 128 << 10
 _MOST = 16 << 20
+_REFUSAL = (
+    "can only be read: fsspec cannot store an object there whole or not at all; write to a folder or an object store"
+)
 _MODIFIED = ("LastModified", "updated", "modified", "mtime", "last_modified", "created")
 
 
 class FsspecStorage:
     """A folder of an fsspec file system as `Storage`.
 
-    Only file systems that store an object in one piece will do: a writer that is interrupted must not leave a part.
     What fails for a moment is StorageUnavailable here; `Retrying` tries again.
 
     Args:
@@ -37,9 +40,11 @@ class FsspecStorage:
         storage_options: what fsspec passes on to the file system.
 
     Raises:
-        InvalidArgument: an unknown scheme, a package that is not installed, options that the file system refuses, or
-            a file system that may leave parts.
+        InvalidArgument: an unknown scheme, a package that is not installed, or options that the file system refuses.
         StorageError: the file system cannot be reached.
+
+    Attributes:
+        refusal: why nothing can be stored there: a writer that is interrupted must not leave a part. Else "".
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -47,7 +52,9 @@ class FsspecStorage:
         self._secrets = secrets_of(url, storage_options or {})
         self._fs, root = connect(url, storage_options or {})
         self._root = root.rstrip("/")
+        self._web = is_web(url)
         self._how = how_to_put(self._fs)
+        self.refusal = "" if stores_whole(self._fs) and not self._web else f"{self._url} {_REFUSAL}"
 
     def __repr__(self) -> str:
         return f"FsspecStorage({self._url!r})"
@@ -80,7 +87,7 @@ class FsspecStorage:
         with self._reading(key):
             try:
                 found = self._fs.cat_ranges([path] * len(groups), starts, ends, on_error="raise")
-            except OSError as error:  # a server may refuse a range past the end
+            except Exception as error:  # a server may refuse a range past the end
                 self._check_ends(key, groups, error)
                 raise
         for group, data in zip(groups, found, strict=True):
@@ -97,12 +104,13 @@ class FsspecStorage:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Storage.list`."""
-        folder = check_prefix(prefix)
+        folder = f"{self._root}/{self._quoted(check_prefix(prefix))}".rstrip("/")
         with self._reading(prefix):
             self._fs.invalidate_cache()
-            found = self._fs.find(f"{self._root}/{folder}".rstrip("/"), detail=True)
-        for path, info in found.items():
-            key = path[len(self._root) + 1 :]
+            found = every_file(self._fs, folder) if self.refusal else self._fs.find(folder, detail=True).items()
+            listed = [(path[len(self._root) + 1 :], info) for path, info in found]
+        for name, info in listed:
+            key = unquote(name) if self._web else name
             if key.startswith(prefix):
                 yield _object_info(key, info)
 
@@ -122,7 +130,10 @@ class FsspecStorage:
 
     def _path(self, key: str) -> str:
         check_key(key)
-        return f"{self._root}/{key}"
+        return f"{self._root}/{self._quoted(key)}"
+
+    def _quoted(self, key: str) -> str:
+        return quote(key) if self._web else key
 
     def _deliver(self, key: str, group: Sequence[RangeRead], data: memoryview) -> None:
         for read in group:
@@ -136,7 +147,7 @@ class FsspecStorage:
         wanted = f"{len(read.out)} bytes from offset {read.offset} on"
         return CorruptData(f"{self._at(key)} ends {len(read.out) - found} bytes short of {wanted}")
 
-    def _check_ends(self, key: str, groups: Sequence[Sequence[RangeRead]], cause: OSError) -> None:
+    def _check_ends(self, key: str, groups: Sequence[Sequence[RangeRead]], cause: Exception) -> None:
         size = self.head(key).size
         for group in groups:
             for read in group:

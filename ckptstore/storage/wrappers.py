@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from ckptstore.errors import StorageError, StorageReadOnly, StorageUnavailable
+from ckptstore.patience import patiently
 from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead, Storage, Sweeping
 
 T = TypeVar("T")
 
-_SHORTEST, _LONGEST = 0.1, 5.0
-PATIENCE = 30.0
-"""Seconds after which an operation is not tried again."""
-
 
 class ReadOnly:
-    """Reads pass; `put` and `delete` raise StorageReadOnly."""
+    """Reads pass; `put` and `delete` raise StorageReadOnly, telling the `refusal`."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, refusal: str) -> None:
+        self._storage, self.refusal = storage, refusal
+
+    def __repr__(self) -> str:
+        return f"ReadOnly({self._storage!r})"
 
     @property
     def url(self) -> str:
@@ -30,7 +28,7 @@ class ReadOnly:
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """Raises StorageReadOnly."""
-        raise StorageReadOnly(f"{self.url} was opened for reading only, so {key} cannot be stored")
+        raise StorageReadOnly(f"{key} is not stored: {self.refusal}")
 
     def get(self, key: str) -> bytes:
         """See `Storage.get`."""
@@ -50,16 +48,13 @@ class ReadOnly:
 
     def delete(self, key: str) -> None:
         """Raises StorageReadOnly."""
-        raise StorageReadOnly(f"{self.url} was opened for reading only, so {key} cannot be deleted")
+        raise StorageReadOnly(f"{key} is not deleted: {self.refusal}")
 
 
 class Retrying:
-    """Tries again what raises StorageUnavailable, until `patience` seconds have passed; nothing else.
+    """Tries again what raises StorageUnavailable, and nothing else; see `patiently`."""
 
-    The waits between tries are random, up to a bound that doubles, so that a thousand writers do not come back at once.
-    """
-
-    def __init__(self, storage: Storage, patience: float = PATIENCE) -> None:
+    def __init__(self, storage: Storage, patience: float | None = None) -> None:
         self._storage, self._patience = storage, patience
 
     def __repr__(self) -> str:
@@ -119,14 +114,4 @@ class Retrying:
             return False
 
     def _patiently(self, act: Callable[[], T]) -> T:
-        end = time.monotonic() + self._patience
-        most = _SHORTEST
-        while True:
-            try:
-                return act()
-            except StorageUnavailable:
-                wait = random.uniform(0, most)  # noqa: S311 - no secret
-                if time.monotonic() + wait > end:
-                    raise
-            time.sleep(wait)
-            most = min(_LONGEST, 2 * most)
+        return patiently(act, StorageUnavailable, self._patience)

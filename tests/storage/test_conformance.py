@@ -63,4 +63,7 @@ def test_protocol(tmp_path):
     from ckptstore.storage import Storage
 
     local = LocalStorage(tmp_path)
-    assert all(isinstance(storage, Storage) for storage in (local, ReadOnly(local), open_storage("memory://x")))
+    assert all(
+        isinstance(storage, Storage)
+        for storage in (local, ReadOnly(local, "for reading only"), open_storage("memory://x"))
+    )

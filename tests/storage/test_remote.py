@@ -191,11 +191,6 @@ def test_file_system_out_of_reach(monkeypatch):
         open_storage("memory://a")
 
 
-def test_file_system_that_may_leave_parts_is_refused(tmp_path):
-    with pytest.raises(InvalidArgument, match="half an object"):
-        open_storage(f"local://{tmp_path}")
-
-
 class LosingReplies(OtherScheme):
     """Stores what it is given, and fails then, as when the client sent it again by itself."""
 

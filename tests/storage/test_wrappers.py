@@ -28,9 +28,9 @@ def local(tmp_path):
 
 
 def test_read_only(local):
-    storage = ReadOnly(local)
+    storage = ReadOnly(local, "for reading only")
     for act in (lambda: storage.put("b", [b"x"]), lambda: storage.delete("a")):
-        with pytest.raises(StorageReadOnly, match=local.url):
+        with pytest.raises(StorageReadOnly, match=r"^(b is not stored|a is not deleted): for reading only$"):
             act()
     assert storage.get("a") == read(storage, "a", 0, 4) == b"0123"
     assert storage.head("a") == local.head("a")

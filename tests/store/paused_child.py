@@ -1,0 +1,58 @@
+"""A writer that stops, as by SIGSTOP, before some operation. Arguments: a site as JSON, and which operation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import ckptstore
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.opening import open_parts
+from ckptstore.store import Store
+from ckptstore.testing.audit import CHUNK_BYTES, Site, state_of
+from ckptstore.testing.faults import Intercepted
+
+
+class Pausing(Intercepted):
+    """Stops its process before or after the nth put."""
+
+    def __init__(self, storage, n, *, after):
+        super().__init__(storage)
+        self.n, self.after, self.puts = n, after, 0
+
+    def intercept(self, verb, key, operation):
+        self.puts += verb == "put"
+        pausing = verb == "put" and self.puts == self.n
+        if pausing and not self.after:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        came = operation()
+        if pausing and self.after:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return came
+
+
+def main(site, n, after):
+    place = Site(**site)
+    parts = open_parts(
+        place.url,
+        catalog=place.catalog,
+        create=False,
+        read_only=False,
+        digest="xxh3_128",
+        chunk_bytes=CHUNK_BYTES,
+        storage_options=place.storage_options,
+    )
+    pausing = Pausing(parts.storage, n, after=after)
+    with Store(ChunkStore(pausing, parts.catalog, parts.config), "main") as store:
+        try:
+            store.commit(state_of("main", 7), step=7)
+        except ckptstore.CkptStoreError as error:
+            os.write(1, type(error).__name__.encode())
+        else:
+            os.write(1, b"committed")
+
+
+if __name__ == "__main__":
+    main(*json.loads(sys.argv[1]))
