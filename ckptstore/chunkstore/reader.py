@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 
 from ckptstore.catalog.base import Catalog, ChunkLocation
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
@@ -16,7 +16,7 @@ from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.errors import BudgetTooSmall, CorruptData, InvalidArgument, MissingData, ObjectNotFound
 from ckptstore.format.codecs import RAW
 from ckptstore.format.packs import pack_key
-from ckptstore.storage.base import RangeRead, Storage
+from ckptstore.storage.base import GAP, RangeRead, Storage
 
 _WORKERS = min(4, os.cpu_count() or 1)
 _BATCH_BYTES = 8 << 20
@@ -45,9 +45,13 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
+    """A wish, where it lies, and how often the storage may hold what it reads, with the `gap` bytes before it."""
+
     wish: Fetch
     location: ChunkLocation
     sealed: bool
+    copies: int
+    gap: int
 
     @property
     def direct(self) -> bool:
@@ -59,7 +63,7 @@ class _Job:
         """Bytes held on the way."""
         payload = 0 if self.direct else self.location.length * (1 + self.sealed)
         decoded = 0 if self.wish.out is not None or self.location.codec == RAW.number else self.wish.size
-        return payload + decoded
+        return payload + decoded + self.copies * (self.location.length + self.gap)
 
 
 def fetch(
@@ -71,13 +75,13 @@ def fetch(
         CorruptData, MissingData: names the label of the chunk that is damaged or gone.
         BudgetTooSmall: one chunk does not fit into the budget.
     """
-    sealed = payloads.sealer is not None
-    jobs = _jobs(catalog, wishes, sealed=sealed)
+    run = _Run(storage, payloads, advance)
+    jobs = _jobs(run, catalog, wishes)
     while True:
         try:
-            _carry_out(jobs, _Run(storage, payloads, advance), budget)
+            _carry_out(jobs, run, budget)
         except MissingData:
-            before, jobs = jobs, _jobs(catalog, wishes, sealed=sealed)
+            before, jobs = jobs, _jobs(run, catalog, wishes)
             if [job.location for job in jobs] == [job.location for job in before]:
                 raise  # otherwise gc took a copy that no commit needs any more, and there is another
         else:
@@ -94,8 +98,8 @@ def check_budget(budget: int, needed: int, what: str) -> None:
 
 def _carry_out(jobs: list[_Job], run: _Run, budget: int) -> None:
     largest = max((job.scratch for job in jobs), default=0)
-    check_budget(budget, largest, "one chunk")
-    workers = min(_WORKERS, budget // largest) if largest else _WORKERS
+    check_budget(budget, max((replace(job, gap=0).scratch for job in jobs), default=0), "one chunk")
+    workers = max(1, min(_WORKERS, budget // largest)) if largest else _WORKERS
     batches = list(_batches(jobs, budget // workers - largest))
     if len(batches) == 1:
         run(batches[0])
@@ -104,7 +108,7 @@ def _carry_out(jobs: list[_Job], run: _Run, budget: int) -> None:
         wait_all([pool.submit(run, batch) for batch in batches])
 
 
-def _jobs(catalog: Catalog, wishes: Sequence[Fetch], *, sealed: bool) -> list[_Job]:
+def _jobs(run: _Run, catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
     located = catalog.locate(list({wish.digest for wish in wishes}))
     for wish in wishes:
         if wish.digest not in located:
@@ -112,8 +116,19 @@ def _jobs(catalog: Catalog, wishes: Sequence[Fetch], *, sealed: bool) -> list[_J
         if located[wish.digest].raw_length != wish.size:
             told = f"holds {located[wish.digest].raw_length} bytes instead of {wish.size}"
             raise CorruptData(f"{wish.label}: its chunk {wish.digest.hex()} {told}; run verify")
-    jobs = [_Job(wish, located[wish.digest], sealed) for wish in wishes]
-    return sorted(jobs, key=lambda job: (job.location.pack, job.location.offset))
+    placed = [(wish, located[wish.digest]) for wish in wishes]
+    placed.sort(key=lambda item: (item[1].pack, item[1].offset))
+    gaps = [0, *(_gap(before, after) for (_, before), (_, after) in pairwise(placed))]
+    sealed, copies = run.payloads.sealer is not None, run.storage.copies
+    return [
+        _Job(wish, location, sealed, copies, gap) for (wish, location), gap in zip(placed, gaps, strict=False)
+    ]
+
+
+def _gap(before: ChunkLocation, after: ChunkLocation) -> int:
+    """Bytes between two chunks that a storage may read too; it does so only where they are few."""
+    between = after.offset - (before.offset + before.length)
+    return between if before.pack == after.pack and 0 < between <= GAP else 0
 
 
 def _batches(jobs: list[_Job], scratch: int) -> Iterator[list[_Job]]:

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+GAP = 128 << 10
+"""Ranges that lie no farther apart may become one request."""
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -44,6 +47,13 @@ class Storage(Protocol):
     @property
     def url(self) -> str:
         """Where this is, for messages; never holds a password."""
+
+    @property
+    def copies(self) -> int:
+        """How many times `get_ranges` may hold what it reads, beside the buffers; 0 where it reads into them.
+
+        What it reads are the ranges and, where two lie at most `GAP` bytes apart, what is between them.
+        """
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """Store the concatenation of `parts` under `key`, durably: when this returns, a power cut loses nothing.

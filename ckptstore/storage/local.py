@@ -59,6 +59,11 @@ class LocalStorage:
         """The folder's absolute path."""
         return str(self.root)
 
+    @property
+    def copies(self) -> int:
+        """None: files are read into the buffers."""
+        return 0
+
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Storage.put`. A killed writer leaves only what `sweep_temporary` removes."""
         path = self._path(key)

@@ -16,13 +16,12 @@ from ckptstore.errors import (
     StorageError,
     StorageUnavailable,
 )
-from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead
+from ckptstore.storage.base import GAP, Buffer, ObjectInfo, RangeRead
 from ckptstore.storage.clients import abort_uploads, connect, every_file, how_to_put, is_web, stores_whole
 from ckptstore.storage.coalescing import coalesce, end_of
 from ckptstore.storage.failures import read_error, reason, secrets_of, without_password, write_error
 from ckptstore.storage.keys import check_key, check_prefix
 
-_GAP = 128 << 10
 _MOST = 16 << 20
 _REFUSAL = (
     "can only be read: fsspec cannot store an object there whole or not at all; write to a folder or an object store"
@@ -64,6 +63,11 @@ class FsspecStorage:
         """The URL without its password."""
         return self._url
 
+    @property
+    def copies(self) -> int:
+        """Two: the pieces in which a reply arrives, and those joined."""
+        return 2
+
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Storage.put`. Two writers of one key at once are only told apart where the server can."""
         path = self._path(key)
@@ -81,7 +85,7 @@ class FsspecStorage:
     def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
         """See `Storage.get_ranges`. Near ranges become one request."""
         path = self._path(key)
-        groups = coalesce(reads, _GAP, _MOST)
+        groups = coalesce(reads, GAP, _MOST)
         starts = [group[0].offset for group in groups]
         ends = [end_of(group[-1]) for group in groups]
         with self._reading(key):

@@ -26,6 +26,11 @@ class ReadOnly:
         """Where the wrapped storage is."""
         return self._storage.url
 
+    @property
+    def copies(self) -> int:
+        """As the wrapped storage."""
+        return self._storage.copies
+
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """Raises StorageReadOnly."""
         raise StorageReadOnly(f"{key} is not stored: {self.refusal}")
@@ -64,6 +69,11 @@ class Retrying:
     def url(self) -> str:
         """Where the wrapped storage is."""
         return self._storage.url
+
+    @property
+    def copies(self) -> int:
+        """As the wrapped storage."""
+        return self._storage.copies
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Storage.put`. A key that holds these very bytes after a failure counts as stored: the reply was lost."""

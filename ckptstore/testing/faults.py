@@ -32,6 +32,11 @@ class Intercepted:
         """Where the wrapped storage is."""
         return self.storage.url
 
+    @property
+    def copies(self) -> int:
+        """As the wrapped storage."""
+        return self.storage.copies
+
     def intercept(self, verb: str, key: str, operation: Callable[[], T]) -> T:
         """Run the operation; to be overridden."""
         return operation()
