@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 from fsspec.dircache import DirCache
 
-from ckptstore.errors import InvalidArgument, StorageError
+from ckptstore.errors import InvalidArgument, StorageError, StorageUnavailable
 from ckptstore.storage.failures import reason, secrets_of, transient, without_password
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
@@ -33,7 +33,8 @@ def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         advice = f'run: pip install "ckptstore[{extra}]"' if extra else str(error)
         raise InvalidArgument(f"{shown}: a package for this scheme is missing; {advice}") from error
     except OSError as error:
-        raise StorageError(f"cannot reach {shown}: {reason(error, secrets)}") from error
+        kind = StorageUnavailable if transient(error) else StorageError
+        raise kind(f"cannot reach {shown}: {reason(error, secrets)}") from error
     except Exception as error:
         raise InvalidArgument(f"{shown}: fsspec cannot open this: {reason(error, secrets)}") from error
     if isinstance(getattr(fs, "dircache", None), DirCache):

@@ -19,7 +19,7 @@ from ckptstore.errors import (
 from ckptstore.storage.base import GAP, Buffer, ObjectInfo, RangeRead
 from ckptstore.storage.clients import abort_uploads, connect, every_file, how_to_put, is_web, stores_whole
 from ckptstore.storage.coalescing import coalesce, end_of
-from ckptstore.storage.failures import read_error, reason, secrets_of, without_password, write_error
+from ckptstore.storage.failures import read_error, reason, secrets_of, transient, without_password, write_error
 from ckptstore.storage.keys import check_key, check_prefix
 
 _MOST = 16 << 20
@@ -91,8 +91,9 @@ class FsspecStorage:
         with self._reading(key):
             try:
                 found = self._fs.cat_ranges([path] * len(groups), starts, ends, on_error="raise")
-            except Exception as error:  # a server may refuse a range past the end
-                self._check_ends(key, groups, error)
+            except Exception as error:
+                if not transient(error):  # a server may refuse a range past the end
+                    self._check_ends(key, groups, error)
                 raise
         for group, data in zip(groups, found, strict=True):
             self._deliver(key, group, memoryview(data))

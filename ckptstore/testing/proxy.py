@@ -61,20 +61,20 @@ class Proxy:
         self._loop.close()
 
     def reset(self) -> None:
-        """Reset every connection there is."""
-        self._loop.call_soon_threadsafe(self._reset_all)
+        """Reset every connection there is; they are when this returns."""
+        asyncio.run_coroutine_threadsafe(self._reset_all(), self._loop).result()
 
     async def _stop(self) -> None:
         self._listening.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._reset_all()
-        await asyncio.gather(*(link.closed() for link in self._links))
+        await self._reset_all()
 
-    def _reset_all(self) -> None:
+    async def _reset_all(self) -> None:
         for link in self._links:
             link.reset()
+        await asyncio.gather(*(link.closed() for link in self._links))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

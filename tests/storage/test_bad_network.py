@@ -11,7 +11,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from ckptstore.errors import ObjectExists, ObjectNotFound, StorageError, StorageReadOnly, StorageUnavailable
+from ckptstore.errors import (
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    StorageUnavailable,
+)
 from ckptstore.storage import RangeRead, open_storage
 from ckptstore.storage.clients import connect
 from ckptstore.storage.remote import FsspecStorage
@@ -154,15 +161,16 @@ def test_a_lost_reply_to_a_delete(far_s3):
     [
         ("403 Forbidden", "AccessDenied", StorageReadOnly),
         ("400 Bad Request", "BadDigest", StorageError),
-        ("507 Insufficient Storage", "XMinioStorageFull", StorageError),
+        ("507 Insufficient Storage", "XMinioStorageFull", StorageFull),
     ],
 )
 def test_what_is_permanent_is_not_tried_again(far_s3, status, code, kind):
     place, proxy = far_s3
     refusing = Answers(reply(status, code), lambda data: data.startswith(b"PUT "))
     proxy.answer = refusing
-    with pytest.raises(kind, match="key"):
+    with pytest.raises(kind, match="key") as caught:
         storage_at(place).put("key", [b"x"])
+    assert type(caught.value) is kind
     assert refusing.given == 1
 
 

@@ -107,28 +107,21 @@ def test_idle_connections_to_the_database_are_made_anew(far):
     with far.site.open() as store:
         work(store)
         far.catalog.reset()
-        time.sleep(0.1)
         store.commit(state_of("main", 4), step=4)
         far.catalog.reset()
-        time.sleep(0.1)
         assert store.steps() == [0, 1, 3, 4]
     far.assert_nothing_lost({*KEPT, ("main", 3), ("main", 4)})
 
 
 def test_a_database_that_restarts(far):
-    def refuse_for(seconds):
-        far.catalog.answer = lambda _: b""
-        far.catalog.reset()
-        time.sleep(seconds)
-        far.catalog.answer = lambda _: None
-
     with far.site.open() as store:
         assert store.steps() == [0, 1]
-        restarting = threading.Thread(target=refuse_for, args=[1.5])
-        restarting.start()
-        time.sleep(0.3)
+        far.catalog.answer = lambda _: b""
+        far.catalog.reset()
+        healing = threading.Timer(1.5, far.calm)
+        healing.start()
         store.commit(state_of("main", 2), step=2)
-        restarting.join()
+        healing.join()
     far.assert_nothing_lost({*KEPT, ("main", 2)})
 
 
@@ -274,14 +267,6 @@ def test_a_writer_that_sleeps_on_the_lock_is_cut_off(postgres, monkeypatch):
 # paused writers
 
 
-@pytest.fixture(params=["folder", "s3"])
-def site(request, tmp_path):
-    if request.param == "folder":
-        return started(Site(str(tmp_path / "store")))
-    place = request.getfixturevalue("s3")
-    return started(Site(place.url, request.getfixturevalue("postgres"), place.options))
-
-
 def started(site):
     with site.open(chunk_bytes=CHUNK_BYTES) as store:
         for step in range(2):
@@ -289,8 +274,16 @@ def started(site):
     return site
 
 
-@pytest.mark.parametrize(("n", "after"), [(1, False), (2, False), (2, True)])
-def test_a_writer_that_was_paused_and_fenced(site, n, after):
+@pytest.mark.parametrize(("n", "after"), [(1, True), (2, False), (2, True)])
+def test_a_writer_that_was_paused_and_fenced(tmp_path, n, after):
+    fence_and_wake(started(Site(str(tmp_path / "store"))), n, after)
+
+
+def test_a_writer_on_servers_that_was_paused_and_fenced(s3, postgres):
+    fence_and_wake(started(Site(s3.url, postgres, s3.options)), 1, after=False)
+
+
+def fence_and_wake(site, n, after):
     child = paused(site, n, after)
     expire_sessions(site)
     with site.open() as store:
@@ -300,7 +293,8 @@ def test_a_writer_that_was_paused_and_fenced(site, n, after):
     assert_as_it_should_be(site, {*KEPT, ("main", 2)})
 
 
-def test_a_writer_that_was_paused_and_not_missed(site):
+def test_a_writer_that_was_paused_and_not_missed(tmp_path):
+    site = started(Site(str(tmp_path / "store")))
     child = paused(site, 1, after=True)
     with site.open() as store:
         assert store.gc(grace=0).fenced == 0
