@@ -18,6 +18,11 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "
 _S3 = ("s3://", "s3a://")
 _GCS = ("gs://", "gcs://")
 _PART = 16 << 20
+_BOTO = {
+    # Some servers send the whole object's checksum with a range of it, and boto would refuse that range.
+    "response_checksum_validation": "when_required",
+    "retries": {"mode": "standard", "total_max_attempts": 2},
+}
 
 
 def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -117,10 +122,3 @@ def _defaults(url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     if url.startswith(_S3):
         return {**options, "config_kwargs": _BOTO | dict(options.get("config_kwargs") or {})}
     return options
-
-
-_BOTO = {
-    # Some servers send the whole object's checksum with a range of it, and boto would refuse that range.
-    "response_checksum_validation": "when_required",
-    "retries": {"mode": "standard", "total_max_attempts": 2},
-}
