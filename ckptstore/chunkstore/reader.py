@@ -120,9 +120,7 @@ def _jobs(run: _Run, catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
     placed.sort(key=lambda item: (item[1].pack, item[1].offset))
     gaps = [0, *(_gap(before, after) for (_, before), (_, after) in pairwise(placed))]
     sealed, copies = run.payloads.sealer is not None, run.storage.copies
-    return [
-        _Job(wish, location, sealed, copies, gap) for (wish, location), gap in zip(placed, gaps, strict=False)
-    ]
+    return [_Job(wish, location, sealed, copies, gap) for (wish, location), gap in zip(placed, gaps, strict=False)]
 
 
 def _gap(before: ChunkLocation, after: ChunkLocation) -> int:

@@ -37,7 +37,7 @@ def digests(chunks):
     fields: dict = {"metadata": {}, "content": b"", "document": "d", "manifest": b"", "parent": None}
     chunks.catalog.reserve(session, (), document="d")
     chunks.catalog.commit(
-        session, NewCommit(id="c" * 32, run="main", step=0, packs=own, uses=used, **fields, **numbers)
+        session, NewCommit(id="c" * 32, run="main", step=0, packs=own, needs=used, **fields, **numbers)
     )
     return digests
 
