@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from ckptstore.catalog.base import Catalog, ChunkLocation, CommitRecord, NewPack
+from ckptstore.catalog.base import Catalog, ChunkLocation, CommitRecord, NewPack, Objects
 from ckptstore.format import document
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.format.version import MIB
@@ -87,7 +87,8 @@ class Growing:
     def collect(self, gone: Sequence[CommitRecord]) -> None:
         """Drop commits, and take out of the catalog what only they needed."""
         self.catalog.delete(gone)
-        self.catalog.settle(self.catalog.condemn(grace=0))
+        while (condemned := self.catalog.condemn(grace=0)) != Objects([], []):
+            self.catalog.settle(condemned)
 
     def whole(self) -> bool:
         """Whether the newest commit is there with every chunk, and the catalog has nothing against itself."""

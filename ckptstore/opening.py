@@ -189,7 +189,8 @@ def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile) ->
     address = sqlite_url(os.path.join(folder, CATALOG_FILE))
     for left in _fill(address, storage, config, sealer).left_out:
         warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=5)
-    refusal = f"{storage.url} was opened without its catalog, for reading only: give catalog=, the database URL of it"
+    catalogs = "sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
+    refusal = f"{storage.url} was opened without its catalog, for reading only: give catalog=, as {catalogs}"
     if isinstance(storage, ReadOnly):
         refusal = storage.refusal
     found = open_catalog(address, create=False, refusal=refusal)

@@ -322,6 +322,7 @@ class Catalog(Protocol):
         """Purge commits deleted more than `grace` seconds ago; condemn live packs that no commit, live or deleted,
         needs and no open session pins, what fenced and ended sessions reserved without committing it, and damaged packs
         once nothing is lost. Locations of condemned packs and manifests of purged commits go in the same transaction.
+        It does as much as other writers can wait for: call it again, after `settle`, until nothing comes.
 
         Returns everything that is condemned or purged and not yet settled, from earlier, interrupted rounds too.
         """

@@ -20,6 +20,11 @@ from ckptstore.catalog.schema import (
     pins,
 )
 
+_COMMITS_AT_ONCE = 256
+_PACKS_AT_ONCE = 1024
+_CHUNKS_AT_ONCE = 1 << 16
+"""Bounds for one transaction, so that a commit waits for a tenth of a second at most; one pack goes in any case."""
+
 _unowned = loose_documents.c.session.is_(None)
 
 
@@ -34,9 +39,10 @@ def garbage(db: Connection, grace: float) -> Objects:
 
 
 def condemn(db: Connection, grace: float) -> Objects:
-    """Take garbage out of the catalog; everything that is not settled yet."""
-    overdue = _overdue(db, grace)
-    _condemn_packs(db, list(db.execute(select(packs.c.key).where(_useless(overdue))).scalars()))
+    """Take garbage out of the catalog, as much as others can wait for; everything that is not settled yet."""
+    late = select(commits.c.key).where(_overdue(db, grace)).order_by(commits.c.deleted).limit(_COMMITS_AT_ONCE)
+    overdue = commits.c.key.in_(list(db.execute(late).scalars()))
+    _condemn_packs(db, _some_packs(db, _useless(overdue)))
     loosened = select(commits.c.document, null()).where(overdue)
     db.execute(insert(loose_documents).from_select(["document", "session"], loosened))
     db.execute(delete(commits).where(overdue))
@@ -70,6 +76,19 @@ def _useless(overdue: ColumnElement[bool]) -> ColumnElement[bool]:
     lost = exists().where(lost_chunks.c.commit == commits.c.key, or_(LIVE, ~overdue))
     done_with = (packs.c.state == "damaged") & ~lost
     return or_(left_behind, done_with, (packs.c.state == "live") & ~needed & ~pinned)
+
+
+def _some_packs(db: Connection, useless: ColumnElement[bool]) -> list[int]:
+    """Rows of the first of these packs, as many as go at once. What is left is useless the next time too."""
+    found = db.execute(select(packs.c.key, packs.c.chunks).where(useless).order_by(packs.c.key).limit(_PACKS_AT_ONCE))
+    keys: list[int] = []
+    room = _CHUNKS_AT_ONCE
+    for key, held in found:
+        if keys and held > room:
+            break
+        keys.append(key)
+        room -= held
+    return keys
 
 
 def _condemn_packs(db: Connection, keys: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ only after that removed from storage, so every step can be repeated after a cras
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog, CommitRecord, Objects
@@ -90,10 +90,10 @@ class GcPlan:
         _check_needed_packs(storage, catalog)
         steps = self._delete_steps()
         fenced = catalog.fence_expired()
-        gone = [self._collect()]
+        gone = list(self._collect())
         rewritten, written = rewrite_packs(self.chunks, self.rewrite)
         if rewritten:
-            gone.append(self._collect())
+            gone += self._collect()
         gone.append((self.orphans, remove(storage, self.orphans)))
         unfinished = storage.sweep_temporary(_UNFINISHED_SECONDS) if isinstance(storage, Sweeping) else 0
         return GcReport(
@@ -107,10 +107,11 @@ class GcPlan:
             unfinished=unfinished,
         )
 
-    def _collect(self) -> tuple[Objects, int]:
-        """What was condemned and removed, and its bytes."""
-        condemned = self.chunks.catalog.condemn(self.grace)
-        return condemned, remove(self.chunks.storage, condemned, self.chunks.catalog.settle)
+    def _collect(self) -> Iterator[tuple[Objects, int]]:
+        """What was condemned and removed, and its bytes, in parts, since a commit waits while one is condemned."""
+        catalog = self.chunks.catalog
+        while (condemned := catalog.condemn(self.grace)) != Objects([], []):
+            yield condemned, remove(self.chunks.storage, condemned, catalog.settle)
 
     def _delete_steps(self) -> tuple[int, ...]:
         catalog = self.chunks.catalog

@@ -82,6 +82,18 @@ def how_to_put(fs: Any) -> dict[str, Any]:
     return {**create, "chunksize": _PART} if "max_concurrency" in known else create
 
 
+def is_taken(fs: Any, path: str) -> bool:
+    """Whether there is an object; s3fs' own `exists` lists a folder too where there is none."""
+    if not hasattr(fs, "call_s3"):
+        return bool(fs.exists(path))
+    bucket, key, _ = fs.split_path(path)
+    try:
+        fs.call_s3("head_object", fs.kwargs, Bucket=bucket, Key=key, **fs.req_kw)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def abort_uploads(fs: Any, root: str, older_than_seconds: float) -> int:
     """Abort the uploads in parts below `root` that were begun so long ago; how many there were. Only S3 shows them."""
     if not hasattr(fs, "list_multipart_uploads"):

@@ -17,7 +17,7 @@ from ckptstore.errors import (
     StorageUnavailable,
 )
 from ckptstore.storage.base import GAP, Buffer, ObjectInfo, RangeRead
-from ckptstore.storage.clients import abort_uploads, connect, every_file, how_to_put, is_web, stores_whole
+from ckptstore.storage.clients import abort_uploads, connect, every_file, how_to_put, is_taken, is_web, stores_whole
 from ckptstore.storage.coalescing import coalesce, end_of
 from ckptstore.storage.failures import read_error, reason, secrets_of, transient, without_password, write_error
 from ckptstore.storage.keys import check_key, check_prefix
@@ -72,7 +72,7 @@ class FsspecStorage:
         """See `Storage.put`. Two writers of one key at once are only told apart where the server can."""
         path = self._path(key)
         with self._writing(key):
-            if self._fs.exists(path):  # some servers do not look at the condition of `create`
+            if is_taken(self._fs, path):  # some servers do not look at the condition of `create`
                 raise FileExistsError(path)
             self._fs.pipe_file(path, b"".join(parts), **self._how)
 

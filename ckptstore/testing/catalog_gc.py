@@ -126,6 +126,22 @@ class CatalogGcConformance:
         assert made.document in told.documents
         assert len(told.documents) == 2
 
+    def test_many_go_in_parts(self, catalog: Catalog) -> None:
+        packs = [new_pack(*(f"{step}-{number}" for number in range(300))) for step in range(400)]
+        for step in range(0, 400, 2):
+            make(catalog, new_commit(step, packs[step : step + 2]))
+        for step in range(1, 400, 2):
+            make(catalog, new_commit(step, uses=[packs[step].name, packs[0].name]))
+        for step in range(399):
+            delete(catalog, "main", step)
+        first = catalog.condemn(0)
+        documents, gone = collect(catalog)
+        assert len(first.documents) < len(documents) == 399
+        assert set(gone) == {pack.name for pack in packs[1:399]}
+        assert states(catalog) == {packs[0].name: "live", packs[399].name: "live"}
+        assert catalog.check() == []
+        assert collect(catalog) == ([], [])
+
     def test_an_interrupted_round_is_told_again(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
         packs = [new_pack("a"), new_pack("b")]
         made = make(catalog, new_commit(0, packs))

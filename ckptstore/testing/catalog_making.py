@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptstore.catalog.base import Catalog, ChunkLocation, CommitRecord, NewCommit, NewPack, Rewrite
+from ckptstore.catalog.base import Catalog, ChunkLocation, CommitRecord, NewCommit, NewPack, Objects, Rewrite
 
 LEASE = 3600.0
 
@@ -78,9 +78,13 @@ def delete(catalog: Catalog, run: str, *steps: int) -> None:
 
 def collect(catalog: Catalog, grace: float = 0.0) -> tuple[list[str], list[str]]:
     """One gc round to its end; the documents and the packs that went."""
-    gone = catalog.condemn(grace)
-    catalog.settle(gone)
-    return sorted(gone.documents), sorted(gone.packs)
+    documents: list[str] = []
+    packs: list[str] = []
+    while (gone := catalog.condemn(grace)) != Objects([], []):
+        catalog.settle(gone)
+        documents += gone.documents
+        packs += gone.packs
+    return sorted(documents), sorted(packs)
 
 
 def states(catalog: Catalog) -> dict[str, str]:
