@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from contextlib import closing
 
 import pytest
@@ -17,7 +18,7 @@ from ckptstore.errors import GcRefused, StepExists, StepProtected, StorageError
 from ckptstore.format.packs import pack_key
 from ckptstore.opening import open_parts
 from ckptstore.store import Store
-from ckptstore.testing.audit import assert_nothing_leaked, expire_sessions, files, needed_files
+from ckptstore.testing.audit import Site, assert_nothing_leaked, expire_sessions, files, needed_files
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import FailNth
 
@@ -135,14 +136,14 @@ class StoreMachine(RuleBasedStateMachine):
             self.live[step] = self.deleted.pop(last)[1]
 
     @precondition(lambda self: self.live)
-    @rule(policy=POLICIES, grace=st.sampled_from([0, 3600]))
-    def gc(self, policy, grace):
+    @rule(policy=POLICIES, grace=st.sampled_from([0, 3600]), sweep=st.booleans())
+    def gc(self, policy, grace, sweep):
         kept = self.kept_by(policy)
         if not kept:
             with pytest.raises(GcRefused):
                 self.store.plan_gc(keep=policy, grace=grace)
             return
-        plan = self.store.plan_gc(keep=policy, grace=grace)
+        plan = self.store.plan_gc(keep=policy, grace=grace, sweep=sweep)
         assert {commit.step for commit in plan.delete} == set(self.live) - kept - set(self.tags.values())
         report = plan.execute()
         assert set(report.deleted) == {commit.step for commit in plan.delete}
@@ -199,7 +200,7 @@ class StoreMachine(RuleBasedStateMachine):
         for name in ignored:
             setattr(parts.catalog, name, lambda *_: None)
         storage = FailNth(parts.storage, n, after=after, verbs=frozenset({"put", "delete"}))
-        return Store(ChunkStore(storage, parts.catalog, parts.config), RUN)
+        return Store(ChunkStore(storage, parts.catalog, parts.config, parts.sealer), RUN)
 
 
 @pytest.mark.timeout(900)  # shrinking a failure takes minutes
@@ -212,5 +213,22 @@ def test_random_use(sites, tmp_path):
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.timeout(900)
+def test_random_use_of_an_encrypted_store(tmp_path, catalogs, monkeypatch):
+    monkeypatch.setenv("CKPTSTORE_KEY", "correct horse battery staple")
+
+    def site():
+        made = Site(str(tmp_path / uuid.uuid4().hex), catalogs())
+        made.open(chunk_bytes=4096, encrypt=True).close()
+        return made
+
+    run_state_machine_as_test(
+        lambda: StoreMachine(site()),  # type: ignore[arg-type]  # a maker will do
+        settings=settings(
+            max_examples=4, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
