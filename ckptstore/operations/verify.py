@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from ckptstore.catalog.base import CommitRecord, PackRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
-from ckptstore.errors import InvalidArgument, StorageReadOnly
+from ckptstore.errors import CatalogBusy, InvalidArgument, StorageFull, StorageReadOnly
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.check_documents import check_record, check_stored
 from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
@@ -153,7 +153,7 @@ def _check_pack(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo | None, s
 
 def _mark(chunks: ChunkStore, good: list[str]) -> None:
     if good:
-        with suppress(StorageReadOnly):
+        with suppress(StorageReadOnly, StorageFull, CatalogBusy):  # then they are verified again sooner
             chunks.catalog.mark_verified(good)
         good.clear()
 

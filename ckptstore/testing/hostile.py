@@ -161,6 +161,7 @@ class _OnePack:
 
     whole: bytes
     url: str = "memory"
+    copies: int = 0
 
     def get_ranges(self, _: str, reads: Sequence[RangeRead]) -> None:
         for read in reads:

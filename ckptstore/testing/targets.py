@@ -133,7 +133,7 @@ def _use_commit(made: bytes, whole: bytes, *, intact: bool) -> None:
         before = _view(document.decode(template().first_document, "it"))
         with suppress(CkptStoreError):
             compare_commits(before, view, chunks.digest.size)
-        found = checkout(chunks, view, None, **_READING)
+        found = checkout(chunks, view, None, skip_damaged=False, **_READING)
         if intact:
             assert_same(found, state_at(1))
 
