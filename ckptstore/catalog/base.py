@@ -272,6 +272,13 @@ class Catalog(Protocol):
             StepExists: the step holds other content.
         """
 
+    def enter(self, new: NewCommit) -> None:
+        """Make a commit exist whose packs and document are in storage already, all at once: for a rebuild, which can
+        be killed at any time and done again.
+
+        Raises SessionFenced when a used pack is not live, StepExists when the step holds other content.
+        """
+
     def rewrite(self, session: str, new: Rewrite) -> None:
         """Let commits need other packs, durably, and end the session. Commits that were purged meanwhile are left out.
 

@@ -135,6 +135,10 @@ class SqlCatalog:
         with self._database.write() as db:
             return sessions.commit(db, session, new)
 
+    def enter(self, new: NewCommit) -> None:
+        with self._database.write() as db:
+            sessions.enter(db, new)
+
     def rewrite(self, session: str, new: Rewrite) -> None:
         with self._database.write() as db:
             rewriting.rewrite(db, session, new)

@@ -28,6 +28,8 @@ from ckptstore.catalog.schema import (
 )
 from ckptstore.errors import SessionFenced, StepExists
 
+_ENTERING_SECONDS = 60.0
+
 
 def open_session(db: Connection, lease_seconds: float) -> str:
     """A new session's id."""
@@ -84,6 +86,13 @@ def commit(db: Connection, session: str, new: NewCommit) -> CommitRecord:
         raise StepExists(f"step {new.step} of run {new.run!r} holds another state: commit to a new step")
     end_session(db, session)
     return taken or queries.at_step(db, new.run, run, new.step)
+
+
+def enter(db: Connection, new: NewCommit) -> None:
+    """Open a session, reserve and commit, so that nothing stays reserved that nobody could reserve again."""
+    session = open_session(db, _ENTERING_SECONDS)
+    reserve(db, session, [pack.name for pack in new.packs], new.document)
+    commit(db, session, new)
 
 
 def _insert(db: Connection, session: str, run: int, new: NewCommit) -> None:

@@ -46,6 +46,9 @@ class _SealedCatalog:
     def commit(self, session: str, new: NewCommit) -> CommitRecord:
         return self._opened(self._catalog.commit(session, replace(new, metadata=self._sealed(new))))
 
+    def enter(self, new: NewCommit) -> None:
+        self._catalog.enter(replace(new, metadata=self._sealed(new)))
+
     def __reduce__(self) -> tuple[Any, tuple[Catalog, Sealer]]:
         return sealed_catalog, (self._catalog, self._sealer)
 

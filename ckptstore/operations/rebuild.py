@@ -23,7 +23,6 @@ from ckptstore.format.manifest import check_consistent, logical_bytes
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_pack
 from ckptstore.operations.manifests import document_digests
-from ckptstore.operations.session import LEASE_SECONDS
 from ckptstore.storage.base import Storage
 
 _WORKERS = 8
@@ -92,8 +91,6 @@ def _enter(
         for name in {places[digest] for digest in digests}
     }
     own = [held[name] for name in sorted(needs.keys() - live)]
-    session = chunks.catalog.open_session(LEASE_SECONDS)
-    chunks.catalog.reserve(session, [pack.name for pack in own], document=key)
     new = NewCommit(
         id=written.id,
         run=written.run,
@@ -110,7 +107,7 @@ def _enter(
         needs=needs,
         created=written.created,
     )
-    chunks.catalog.commit(session, new)
+    chunks.catalog.enter(new)
     return set(needs)
 
 

@@ -207,6 +207,20 @@ class CatalogConformance(CatalogGcConformance, CatalogUpkeepConformance):
         made = catalog.commit(session, new)
         assert catalog.commit(session, new) == made
 
+    def test_a_commit_is_entered_whole_or_not_at_all(self, catalog: Catalog) -> None:
+        first, second = new_pack("a"), new_pack("b")
+        catalog.enter(new_commit(0, [first]))
+        other = new_commit(1, [second], [first.name])
+        with pytest.raises(StepExists):
+            catalog.enter(new_commit(0, [second], content="other"))
+        with pytest.raises(SessionFenced):
+            catalog.enter(new_commit(1, [second], ["f" * 32]))
+        assert states(catalog) == {first.name: "live"}
+        catalog.enter(other)
+        assert states(catalog) == {first.name: "live", second.name: "live"}
+        assert catalog.find("main", 1).id == other.id
+        assert collect(catalog) == ([], [])
+
     def test_two_writers_of_one_step_with_the_same_content(
         self, catalog: Catalog, reopen: Callable[[], Catalog]
     ) -> None:

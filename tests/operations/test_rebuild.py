@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import ckptstore
+from ckptstore import opening
+from ckptstore.catalog.catalog import open_catalog
 from ckptstore.errors import CatalogError, InvalidArgument, NotAStore, StorageError, StorageReadOnly
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, state_of
+from ckptstore.testing.catalog_faults import failing_catalog
 
 
 @pytest.fixture
@@ -148,6 +152,26 @@ def test_an_interrupted_one_is_done_again(place, monkeypatch):
         ckptstore.open(place)
     assert ckptstore.rebuild_catalog(place).commits == 5
     assert told(place) == before
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("n", range(3, 9))
+def test_one_that_was_killed_at_any_call_is_done_again(place, monkeypatch, n, after):
+    before = told(place)
+    lose(place)
+    with monkeypatch.context() as patched:
+        patched.setattr(opening, "open_catalog", lambda *args, **options: _failing(n, after, *args, **options))
+        with suppress(CatalogError):
+            ckptstore.rebuild_catalog(place)
+    with suppress(CatalogError):  # it was done, or had not begun
+        ckptstore.rebuild_catalog(place)
+    assert told(place) == before
+    assert_whole(place)
+    assert_nothing_leaked(place)
+
+
+def _failing(n, after, *args, **options):
+    return failing_catalog(open_catalog(*args, **options), n, after=after)[0]
 
 
 def test_a_copied_store_is_a_store(place, tmp_path):

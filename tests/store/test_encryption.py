@@ -235,6 +235,17 @@ def test_altered_documents_and_metadata_do_not_open(site, tmp_path):
         store.log()
 
 
+def test_a_catalog_made_anew_holds_nothing_readable(place, key):
+    with ckptstore.open(place, encrypt=True, key_file=key) as store:
+        store.commit({"x": 1}, step=0, metadata={"note": "rosebud"})
+    for path in place.glob("catalog.sqlite*"):
+        path.unlink()
+    ckptstore.rebuild_catalog(place, key_file=key)
+    assert b"rosebud" not in everything(place)
+    with ckptstore.open(place, key_file=key) as store:
+        assert store.find(0).metadata == {"note": "rosebud"}
+
+
 def test_a_lost_catalog_is_made_anew(site, tmp_path):
     for path in site.glob("catalog.sqlite*"):
         path.unlink()
