@@ -267,6 +267,63 @@ def test_nothing_is_swept_when_the_catalog_is_older_than_the_storage(tmp_path):
     assert assert_whole(place) == {("main", 0), ("main", 1)}
 
 
+def rebuilt(place):
+    for path in place.glob("catalog.sqlite*"):
+        path.unlink()
+    for path in place.rglob("*"):
+        os.utime(path, (0, 0))
+    return ckptstore.rebuild_catalog(place)
+
+
+def test_a_deleted_commit_that_a_rebuild_left_out_is_swept(place):
+    with ckptstore.open(place) as store:
+        store.delete(1)
+        store.commit(state(0, 200), step=1)
+    assert len(rebuilt(place).left_out) == 1
+    with ckptstore.open(place) as store:
+        assert store.gc(grace=0, sweep=True).purged == 1
+        assert_same(store.checkout(1), state(0, 200))
+    assert_nothing_leaked(place)
+
+
+def test_a_damaged_commit_that_a_rebuild_left_out_is_not_swept(place):
+    with ckptstore.open(place) as store:
+        store.commit(state(300), step=2)
+        [pack] = parts_of(place).catalog.packs(store.find(2).id)
+    path = place / pack_key(pack.name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    rebuilt(place)
+    before = files(place)
+    with ckptstore.open(place) as store, pytest.raises(GcRefused, match=r"000000000002.* is a damaged commit"):
+        store.gc(grace=0, sweep=True)
+    assert files(place) == before
+    path.write_bytes(whole)
+    rebuilt(place)
+    assert assert_readable(place, 2, state(300))
+
+
+def test_an_older_catalog_does_not_believe_the_clocks(tmp_path, monkeypatch):
+    """The step was made anew by somebody whose clock was late."""
+    place = tmp_path / "store"
+    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+        store.commit(state(0), step=0)
+    shutil.copy(place / "catalog.sqlite", tmp_path / "older.sqlite")
+    with ckptstore.open(place) as store, monkeypatch.context() as late:
+        store.delete(0)
+        late.setattr("time.time", lambda: 1e9)
+        store.commit(state(1), step=0)
+    shutil.copy(tmp_path / "older.sqlite", place / "catalog.sqlite")
+    with ckptstore.open(place) as store, pytest.raises(GcRefused, match="older than the storage"):
+        store.gc(grace=0, sweep=True)
+
+
+def assert_readable(place, step, expected):
+    with ckptstore.open(place) as store:
+        assert_same(store.checkout(step), expected)
+        return store.verify().ok
+
+
 # the tripwire
 
 
