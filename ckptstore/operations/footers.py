@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.errors import CorruptData
 from ckptstore.format import packs
 from ckptstore.storage.base import ObjectInfo, RangeRead, Storage
 
+_NAME = re.compile("[0-9a-f]{32}")
+
 
 def pack_name(info: ObjectInfo) -> str:
     """The name of the pack that an object is. Raises CorruptData when its key is not that of a pack."""
     name = info.key.rpartition("/")[2].removesuffix(".pack")
-    if info.key != packs.pack_key(name):
+    if info.key != packs.pack_key(name) or not _NAME.fullmatch(name):
         raise CorruptData(f"{info.key} is no pack")
     return name
 

@@ -182,6 +182,18 @@ def test_a_copied_store_is_a_store(place, tmp_path):
     assert_whole(tmp_path / "copy")
 
 
+def test_somebodys_copies_of_packs_are_left_out(place):
+    before = told(place)
+    copies = [shutil.copy(path, path.with_name(f"{path.stem}.copy.pack")) for path in place.rglob("*.pack")]
+    lose(place)
+    left = {left.object for left in ckptstore.rebuild_catalog(place).left_out}
+    assert left == {Path(copy).relative_to(place).as_posix() for copy in copies}
+    for copy in copies:
+        Path(copy).unlink()
+    assert told(place) == before
+    assert_whole(place)
+
+
 def test_no_store(tmp_path):
     with pytest.raises(NotAStore):
         ckptstore.rebuild_catalog(tmp_path)
