@@ -76,6 +76,15 @@ def place(tmp_path):
     return place
 
 
+def test_small_chunks_are_not_rewritten_for_ever(tmp_path):
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({str(number): torch.arange(10) + number for number in range(50)}, step=0)
+        store.gc(grace=0)
+        plan = store.plan_gc(grace=0)
+        assert plan.rewrite == ()
+        assert plan.execute().written_bytes == 0
+
+
 def parts_of(place):
     return open_parts(
         place, catalog=None, create=False, read_only=False, digest="xxh3_128", chunk_bytes=4096, storage_options=None
