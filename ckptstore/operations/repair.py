@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewPack, Rewrite
 from ckptstore.chunkstore import ChunkStore, Piece
@@ -34,7 +35,7 @@ class RepairReport:
         packs: damaged packs that were retired.
         chunks: chunks that were saved from them or found elsewhere.
         documents: manifest documents that were mended, in storage or in the catalog.
-        lost: leaves that are still damaged, as "run@step path".
+        lost: leaves that are still damaged, as "run@step path", or "run@step" for a whole commit.
     """
 
     packs: int
@@ -71,7 +72,8 @@ class RepairPlan:
         documents = sum(_mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
         saved = sum(_retire(chunks, pack, bad, self.source) for pack in self.packs)
         saved += _heal(chunks, self.source)
-        return RepairReport(len(self.packs), saved, documents, _leaves(chunks, set(chunks.catalog.lost())))
+        lost = (*_unreadable(chunks), *_leaves(chunks, set(chunks.catalog.lost())))
+        return RepairReport(len(self.packs), saved, documents, lost)
 
 
 def plan_repair(
@@ -116,10 +118,10 @@ def _needs(chunks: ChunkStore, pack: str) -> dict[str, set[bytes]]:
     for name in chunks.catalog.users(pack):
         commit = chunks.catalog.by_id(name)
         try:
-            written = any_document(chunks, commit) if commit is not None else None
+            wanted = document_digests(any_document(chunks, commit), chunks.digest.size) if commit is not None else set()
         except CkptStoreError:
-            written = None  # nobody can read that commit
-        found[name] = held & document_digests(written, chunks.digest.size) if written is not None else set()
+            wanted = held  # nobody can read that commit now, but its document may be brought back
+        found[name] = held & wanted
     return found
 
 
@@ -160,8 +162,10 @@ def _heal(chunks: ChunkStore, source: ChunkStore | None) -> int:
     lost = set(chunks.catalog.lost())
     if not lost:
         return 0
+    here = chunks.catalog.locate(sorted(lost)).keys()  # a commit may have brought it before it was told to be lost
     with writing_session(chunks.catalog) as session:
-        own = _store(chunks, session, _rescued(chunks, [], source, lost))
+        found = chain(from_store(chunks, here), _rescued(chunks, [], source, lost - here))
+        own = _store(chunks, session, found)
         chunks.catalog.rewrite(session, Rewrite(own, [], {}))
     return sum(len(new.chunks) for new in own)
 
@@ -178,6 +182,14 @@ def _leaves(chunks: ChunkStore, digests: set[bytes]) -> tuple[str, ...]:
 
 
 # manifest documents
+
+
+def _unreadable(chunks: ChunkStore) -> list[str]:
+    return [_address(commit) for commit in chunks.catalog.commits(deleted=True) if not _is_readable(chunks, commit)]
+
+
+def _is_readable(chunks: ChunkStore, commit: CommitRecord) -> bool:
+    return _valid(chunks, commit, lambda: chunks.catalog.manifest(commit.id)) is not None
 
 
 def _mend(chunks: ChunkStore, commit: CommitRecord, source: ChunkStore | None) -> bool:

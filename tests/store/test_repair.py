@@ -14,6 +14,7 @@ from ckptstore.catalog.catalog import open_catalog
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, InvalidArgument, MissingData, StorageError
 from ckptstore.opening import open_parts
+from ckptstore.operations import repair
 from ckptstore.store import Store
 from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, assert_whole, files, state_of
 from ckptstore.testing.equality import assert_same
@@ -226,9 +227,46 @@ def test_a_commit_whose_manifests_are_both_gone_is_told(place):
     with ckptstore.open(place) as store:
         plan = store.plan_repair()
         assert (plan.documents, plan.lost) == ((), ("main@0",))
-        assert plan.execute().documents == 0
+        report = plan.execute()
+        assert (report.documents, report.lost) == (0, ("main@0",))
         for step in (1, 2):
             assert_same(store.checkout(step), state_of("main", step))
+
+
+def test_chunks_of_a_commit_that_nobody_can_read_are_kept_for_later(place, template):
+    document = next((place / "manifests").rglob("*0.*.manifest"))
+    document.unlink()
+    with closing(open_catalog(f"sqlite:///{place}/catalog.sqlite", create=False)) as catalog:
+        catalog.replace_manifest(catalog.find("main", 0).id, b"nonsense")
+    for path, _ in packs(place):
+        flip(path, -20)
+    with ckptstore.open(place) as store:
+        assert store.repair().lost == ("main@0",)
+        store.gc(grace=0)
+        shutil.copy(template / document.relative_to(place), document)
+        assert store.repair().lost == ()
+    assert assert_whole(place) == {("main", step) for step in range(STEPS)}
+    assert_nothing_leaked(place)
+
+
+def test_what_another_repair_brings_back_meanwhile_is_not_lost(place, template, monkeypatch):
+    flip(oldest(place), 5000)
+    original = repair._store
+
+    def repaired_meanwhile(*args):
+        monkeypatch.undo()
+        with ckptstore.open(place) as store, ckptstore.open(template) as backup:
+            assert store.repair(backup).lost == ()
+        return original(*args)
+
+    with ckptstore.open(place) as store:
+        plan = store.plan_repair()
+        assert plan.lost
+        monkeypatch.setattr(repair, "_store", repaired_meanwhile)
+        assert plan.execute().lost == ()
+        store.gc(grace=0)
+    assert assert_whole(place) == {("main", step) for step in range(STEPS)}
+    assert_nothing_leaked(place)
 
 
 def test_salvage_after_any_damage(place, template):
