@@ -55,12 +55,14 @@ def open_parts(
     if config is None and not create:
         raise _no_store(storage)
     if catalog is None and config is not None and not isinstance(storage, LocalStorage):
-        return _open_documents(storage, config, key_file)
+        return _open_documents(storage, config, key_file, encrypt=encrypt)
     address = catalog_url(storage, catalog)
     check_address(address)
+    if config is None and key_file is not None and not encrypt:
+        raise InvalidArgument(f"{storage.url} is no store yet: give encrypt=True beside key_file=, or leave both out")
     config = config or _found(storage, digest, chunk_bytes, encrypt=encrypt, key_file=key_file)
     version.check_features(config.requires_read, "read", storage.url)
-    sealer = unlock(storage, config, key_file)
+    sealer = unlock(storage, config, key_file, encrypt=encrypt)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
     found = open_catalog(address, create=create, refusal=refusal)
     _check_owner(storage, found, config, read_only=read_only)
@@ -181,10 +183,10 @@ def change_key(
     change_passphrase(storage, config, key_file, new_key_file)
 
 
-def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile) -> ChunkStore:
+def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile, *, encrypt: bool) -> ChunkStore:
     """For reading only, with a catalog of our own that is made from the documents, and goes when it is not used."""
     version.check_features(config.requires_read, "read", storage.url)
-    sealer = unlock(storage, config, key_file)
+    sealer = unlock(storage, config, key_file, encrypt=encrypt)
     folder = tempfile.mkdtemp(prefix="ckptstore-")
     address = sqlite_url(os.path.join(folder, CATALOG_FILE))
     for left in _fill(address, storage, config, sealer).left_out:

@@ -57,12 +57,12 @@ def open_store(
         digest: `xxh3_128`, `sha256` or `blake3`; only looked at when the store is made.
         chunk_bytes: most bytes of a chunk, 4 KiB to 1 GiB; only looked at when the store is made.
         storage_options: what fsspec passes on to the file system of a URL.
-        encrypt: seal what is stored with a key; only looked at when the store is made.
+        encrypt: seal what is stored with a key, when the store is made; later, refuse one that was made without.
         key_file: a file with the passphrase of an encrypted store; by default the one that the environment variable
             CKPTSTORE_KEY_FILE names, or else the text of CKPTSTORE_KEY.
 
     Raises:
-        InvalidArgument: an argument that cannot be.
+        InvalidArgument: an argument that cannot be; `encrypt` or `key_file` for a store that is not encrypted.
         WrongKey: the store is encrypted, and the key is missing or does not open it.
         NotAStore: the place holds something else, or nothing and `create` is off.
         StoreTooNew, SchemaTooNew: made by a newer ckptstore.

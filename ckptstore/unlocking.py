@@ -18,12 +18,16 @@ KEY = "CKPTSTORE_KEY"
 KeyFile = str | os.PathLike[str] | None
 
 
-def unlock(storage: Storage, config: StoreConfig, key_file: KeyFile) -> Sealer | None:
+def unlock(storage: Storage, config: StoreConfig, key_file: KeyFile, *, encrypt: bool = False) -> Sealer | None:
     """What seals and opens an encrypted store's bytes; None for a store that is not encrypted.
 
-    Raises WrongKey when no key was given, or one that does not open the store.
+    Raises WrongKey when no key was given, or one that does not open the store; InvalidArgument when the store is not
+    encrypted, and who opens it believes that it is: what is committed would be stored in clear.
     """
     if ENCRYPTION not in config.requires_read:
+        if encrypt or key_file is not None:
+            advice = "leave out encrypt= and key_file=, or make a store in another place"
+            raise InvalidArgument(f"{storage.url} is not encrypted, and stays so: {advice}")
         return None
     return Sealer(_data_key(storage, config, read_passphrase(key_file, storage.url)), config.id)
 
@@ -48,7 +52,7 @@ def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, 
 def read_passphrase(key_file: KeyFile, place: str) -> bytes:
     """The passphrase in a file, or else in the file or the text that the environment names."""
     if key_file is None and KEY in os.environ and KEY_FILE not in os.environ:
-        return _checked(os.environ[KEY].encode(), KEY)
+        return _checked(os.fsencode(os.environ[KEY]), KEY)
     chosen = key_file if key_file is not None else os.environ.get(KEY_FILE)
     if chosen is None:
         raise WrongKey(f"{place} is encrypted: give key_file=, or set {KEY_FILE} or {KEY}")
@@ -60,8 +64,9 @@ def _read(key_file: KeyFile) -> bytes:
         raise InvalidArgument(f"the key file is {key_file!r}: give a path")
     try:
         return _checked(Path(key_file).read_bytes(), str(key_file))
-    except OSError as error:
-        raise InvalidArgument(f"the key file {os.fspath(key_file)} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # a path with a zero in it
+        told = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgument(f"the key file {os.fspath(key_file)!r} cannot be read: {told}") from None
 
 
 def _checked(text: bytes, place: str) -> bytes:

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import ckptstore
+from ckptstore import opening, unlocking
 from ckptstore.errors import CorruptData, InvalidArgument, NotAStore, WrongKey
-from ckptstore.format import keys
+from ckptstore.format import keys, version
 from ckptstore.format.digests import digest_named
 from ckptstore.format.sealing import Sealer
 from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, files, state_of
@@ -132,7 +133,7 @@ def test_a_wrong_key_is_told(site, tmp_path, monkeypatch):
     other.write_text("\n")
     with pytest.raises(InvalidArgument, match="is empty"):
         ckptstore.open(site, key_file=other)
-    with pytest.raises(InvalidArgument, match="gone cannot be read"):
+    with pytest.raises(InvalidArgument, match="gone' cannot be read"):
         ckptstore.open(site, key_file=tmp_path / "gone")
 
 
@@ -151,14 +152,50 @@ def test_a_store_is_not_made_without_a_key(place):
         ckptstore.open(place, create=False)
 
 
-def test_a_plain_store_needs_no_key(place, key):
-    with ckptstore.open(place, key_file=key) as store:
+def test_a_plain_store_needs_no_key_and_is_not_taken_for_an_encrypted_one(place, key, monkeypatch):
+    with pytest.raises(InvalidArgument, match="give encrypt=True beside key_file="):
+        ckptstore.open(place, key_file=key)
+    with ckptstore.open(place) as store:
         store.commit({"x": 1}, step=0)
+    monkeypatch.setenv("CKPTSTORE_KEY_FILE", str(place / "gone"))
     with ckptstore.open(place) as store:
         assert store.checkout(0) == {"x": 1}
+    for believed in ({"encrypt": True}, {"key_file": key}, {"encrypt": True, "key_file": key, "read_only": True}):
+        with pytest.raises(InvalidArgument, match="is not encrypted, and stays so"):
+            ckptstore.open(place, **believed)
     assert not list(place.glob("keys/*"))
     with pytest.raises(InvalidArgument, match="is not encrypted"):
         ckptstore.change_key(place, key, key_file=key)
+
+
+def test_who_founds_second_is_told_that_the_store_is_plain(place, key, monkeypatch):
+    def founded_meanwhile(*args):
+        monkeypatch.undo()
+        ckptstore.open(place).close()
+        return unlocking.found_key(*args)
+
+    monkeypatch.setattr(opening, "found_key", founded_meanwhile)
+    with pytest.raises(InvalidArgument, match="is not encrypted, and stays so"):
+        ckptstore.open(place, encrypt=True, key_file=key)
+    assert not list(place.glob("keys/*"))
+
+
+def test_settings_that_somebody_stripped_do_not_make_it_store_in_clear(site, key):
+    settings = site / "ckptstore.json"
+    config = version.decode(settings.read_bytes(), "here")
+    plain = msgspec.structs.replace(config, requires_read=(), requires_write=(), requires_gc=())
+    settings.write_bytes(version.encode(plain))
+    for believed in ({"encrypt": True}, {"key_file": key}):
+        with pytest.raises(InvalidArgument, match="is not encrypted"):
+            ckptstore.open(site, **believed)
+
+
+def test_whatever_bytes_the_environment_holds_are_a_key(place, monkeypatch):
+    monkeypatch.setenv("CKPTSTORE_KEY", os.fsdecode(b"\xff\xfe"))
+    ckptstore.open(place, encrypt=True).close()
+    monkeypatch.delenv("CKPTSTORE_KEY")
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        ckptstore.open(place, key_file="a\0b")
 
 
 def test_the_passphrase_is_changed(site, key, tmp_path, monkeypatch):
