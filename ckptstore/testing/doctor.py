@@ -16,6 +16,7 @@ import pytest
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.engine import Database
+from ckptstore.errors import InvalidArgument
 from ckptstore.opening import catalog_url
 from ckptstore.storage import Storage, open_storage
 from ckptstore.storage.local import LocalStorage
@@ -73,13 +74,18 @@ def examine(
 
     Raises:
         InvalidArgument, StorageError, CatalogError: a place that cannot be opened at all.
+        KeyboardInterrupt: it was interrupted; what it had found till then says nothing.
     """
     doctor = _Doctor(os.fspath(url), catalog, storage_options)
     with doctor.room() as suites, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         chosen = [f"{doctor_suites.__file__}::{suite}" for suite in suites]
         options = [*(f"-pno:{plugin}" for plugin in ("cacheprovider", "xdist", "randomly")), "-c", os.devnull]
-        pytest.main([*options, f"--rootdir={Path(doctor_suites.__file__).parent}", *chosen], plugins=[doctor])
-    return Examination(doctor.checks, tuple(doctor.findings))
+        code = pytest.main([*options, f"--rootdir={Path(doctor_suites.__file__).parent}", *chosen], plugins=[doctor])
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+        raise InvalidArgument("pytest did not run the checks to their end: see that PYTEST_ADDOPTS is not set")
+    return Examination(doctor.checks, tuple(doctor.findings.values()))
 
 
 class _Doctor:
@@ -89,7 +95,7 @@ class _Doctor:
         self._url, self._catalog, self._options = url.rstrip("/"), catalog, storage_options
         self._name = f"ckptstore-doctor-{uuid.uuid4().hex[:12]}"
         self.checks = 0
-        self.findings: list[Finding] = []
+        self.findings: dict[str, Finding] = {}
 
     @contextmanager
     def room(self) -> Iterator[list[str]]:
@@ -123,12 +129,14 @@ class _Doctor:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count and note."""
-        self.checks += report.when == "call"
+        self.checks += report.when == "setup" and not report.skipped
         if report.failed:
             suite, _, test = report.nodeid.partition("::Test")[2].partition("::")
             name, _, case = test.partition("[")
             check = name.removeprefix("test_").replace("_", " ") + (f" ({case[:-1]})" if case else "")
-            self.findings.append(Finding(suite.lower(), check, _told(report), _TOLERATED.get(name, "")))
+            self.findings.setdefault(
+                report.nodeid, Finding(suite.lower(), check, _told(report), _TOLERATED.get(name, ""))
+            )
 
     def _storage(self, name: str) -> Storage:
         return open_storage(f"{self._url}/{name}", storage_options=self._options, create=True)

@@ -9,6 +9,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from ckptstore.errors import CatalogError
+from ckptstore.testing import doctor
 from ckptstore.testing.doctor import examine
 
 TOLERABLE = {"racing puts of one key", "readers never see a part"}
@@ -63,6 +65,58 @@ def test_what_does_not_hold_is_told(told, asked):
     assert {"round trip", "large object", "parts of every kind are joined"} <= broken
     assert "delete what is not there" in broken
     assert {finding["suite"] for finding in answer["findings"]} == {"storage"}
+
+
+class Dying(MemoryFileSystem):  # type: ignore[misc]
+    """Fails for good after some operations."""
+
+    left = 0
+    error: BaseException = OSError("the network is gone")
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("dying://"))
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        Dying.left -= 1
+        if Dying.left < 0:
+            raise Dying.error
+        super().pipe_file(path, value, mode, **kwargs)
+
+
+@pytest.fixture
+def dying():
+    fsspec.register_implementation("dying", Dying, clobber=True)
+    Dying.left = 3
+    return f"dying://{uuid.uuid4().hex}"
+
+
+def test_an_interrupted_one_says_nothing_good(dying, run, monkeypatch):
+    monkeypatch.setattr(Dying, "error", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        examine(dying)
+    Dying.left = 3
+    run("doctor", dying, code=130)
+
+
+def test_options_of_pytest_in_the_environment_are_told(dying, run, monkeypatch):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
+    assert "PYTEST_ADDOPTS" in run("doctor", dying, code=1).stderr
+
+
+def test_no_more_checks_fail_than_there_are(tmp_path, monkeypatch):
+    original, seen = doctor._empty_catalog, []
+
+    def sometimes(url):
+        seen.append(url)
+        if len(seen) > 2:
+            raise CatalogError("the database is gone")
+        return original(url)
+
+    monkeypatch.setattr(doctor, "_empty_catalog", sometimes)
+    found = examine(tmp_path)
+    assert not found.ok
+    assert 0 < len(found.findings) < found.checks
 
 
 def test_what_cannot_be_opened_is_an_error(tmp_path, run):
