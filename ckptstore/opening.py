@@ -175,11 +175,13 @@ def change_key(
     Raises:
         WrongKey: the old passphrase does not open the store; nothing was changed.
         InvalidArgument: the store is not encrypted, or a file cannot be read.
+        StoreTooNew: the store has what this version would not know how to keep.
     """
     storage = open_storage(url, storage_options=storage_options)
     config = _read_config(storage)
     if config is None:
         raise _no_store(storage)
+    version.check_features(config.requires_write, "change the key of", storage.url)
     change_passphrase(storage, config, key_file, new_key_file)
 
 

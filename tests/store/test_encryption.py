@@ -16,7 +16,7 @@ import torch
 
 import ckptstore
 from ckptstore import opening, unlocking
-from ckptstore.errors import CorruptData, InvalidArgument, NotAStore, WrongKey
+from ckptstore.errors import CorruptData, InvalidArgument, NotAStore, StoreTooNew, WrongKey
 from ckptstore.format import keys, version
 from ckptstore.format.digests import digest_named
 from ckptstore.format.sealing import Sealer
@@ -188,6 +188,16 @@ def test_settings_that_somebody_stripped_do_not_make_it_store_in_clear(site, key
     for believed in ({"encrypt": True}, {"key_file": key}):
         with pytest.raises(InvalidArgument, match="is not encrypted"):
             ckptstore.open(site, **believed)
+
+
+def test_the_key_of_a_newer_store_is_left_alone(site, key):
+    settings = site / "ckptstore.json"
+    config = version.decode(settings.read_bytes(), "here")
+    settings.write_bytes(version.encode(msgspec.structs.replace(config, requires_write=("encryption", "quantum"))))
+    before = files(site)
+    with pytest.raises(StoreTooNew, match="quantum"):
+        ckptstore.change_key(site, key, key_file=key)
+    assert files(site) == before
 
 
 def test_whatever_bytes_the_environment_holds_are_a_key(place, monkeypatch):
