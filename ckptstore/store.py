@@ -250,7 +250,8 @@ class Store(Keeping):
             BudgetTooSmall: one chunk does not fit into the budget.
             PathNotFound: a path that selects nothing.
             InvalidArgument: `skip_damaged` with `into`.
-            CorruptData: stored bytes are damaged. Objects of `into` may be partly loaded then.
+            CorruptData: stored bytes are damaged; with `skip_damaged`, those of every leaf. Objects of `into` may be
+                partly loaded then.
         """
         from ckptstore.operations.checkout import checkout
         from ckptstore.operations.restore import restore

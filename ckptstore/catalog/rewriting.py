@@ -46,7 +46,7 @@ def _retire(db: Connection, old: Sequence[int], users: Keys) -> None:
         if untold := set(db.execute(of_old).scalars()) - users.keys():
             raise SessionFenced(f"the commit {min(untold)} was made meanwhile with a damaged pack: repair again")
         db.execute(delete(chunks).where(chunks.c.pack.in_(some)))
-        db.execute(update(packs).where(packs.c.key.in_(some)).values(state="damaged"))
+        db.execute(update(packs).where(packs.c.key.in_(some), packs.c.state == "live").values(state="damaged"))
 
 
 def _replace_edges(db: Connection, new: Rewrite, keys: Keys, old: Sequence[int], users: Keys) -> None:

@@ -42,14 +42,18 @@ def checkout(
     except CorruptData:
         if not skip_damaged:
             raise
-        leaves = load(_whole_entries(entries, load, view.name), ignore)
+        whole = _whole_entries(entries, load)
+        if not whole:
+            raise
+        _warn(view.name, [path for path in entries if path not in whole])
+        leaves = load(whole, ignore)
     return unflatten(containers, leaves, allow_pickle=allow_pickle)
 
 
 def _whole_entries(
-    entries: Mapping[str, Entry], load: Callable[[Mapping[str, Entry], Advance], object], commit: str
+    entries: Mapping[str, Entry], load: Callable[[Mapping[str, Entry], Advance], object]
 ) -> dict[str, Entry]:
-    """Those that can be loaded, found by loading each; warns of the others."""
+    """Those that can be loaded, found by loading each."""
     whole: dict[str, Entry] = {}
     for path, entry in entries.items():
         try:
@@ -57,7 +61,9 @@ def _whole_entries(
         except CorruptData:
             continue
         whole[path] = entry
-    lost = [path for path in entries if path not in whole]
+    return whole
+
+
+def _warn(commit: str, lost: Sequence[str]) -> None:
     told = f"{len(lost)} leaf is damaged" if len(lost) == 1 else f"{len(lost)} leaves are damaged"
     warnings.warn(f"{commit}: {told} and left out: {', '.join(lost)}; run repair", stacklevel=4)
-    return whole

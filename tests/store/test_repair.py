@@ -336,6 +336,18 @@ def test_a_commit_made_meanwhile_with_a_damaged_pack(place):
         assert "main@10" in {leaf.split()[0] for leaf in store.plan_repair().lost}
 
 
+def test_a_plan_that_is_executed_late_brings_no_pack_back(place):
+    flip(oldest(place), 5000)
+    with ckptstore.open(place) as store:
+        plan = store.plan_repair()
+        for step in range(STEPS):
+            store.delete(step)
+        store.gc(grace=0)
+        plan.execute()
+    assert packs(place) == []
+    assert_nothing_leaked(place)
+
+
 def test_large_stores_keep_their_chunks_apart(tmp_path):
     with ckptstore.open(tmp_path / "store", chunk_bytes=1 << 20) as store:
         state = {f"block {number}": torch.rand(1 << 18) for number in range(70)}
@@ -376,6 +388,14 @@ def test_nothing_but_values_is_left_when_every_pack_is_gone(place):
     with ckptstore.open(place) as store, pytest.warns(UserWarning, match="5 leaves"):
         state = store.checkout(0, skip_damaged=True)
     assert_same(state, {"small": torch.tensor([0.0]), "step": 0})
+
+
+def test_nothing_is_left_at_all(tmp_path):
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({"x": torch.arange(100)}, step=0)
+        oldest(tmp_path / "store").unlink()
+        with pytest.raises(MissingData, match="x: "):
+            store.checkout(0, skip_damaged=True)
 
 
 def test_live_objects_are_not_filled_in_part(place):
