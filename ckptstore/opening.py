@@ -191,7 +191,12 @@ def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile, *,
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
     folder = tempfile.mkdtemp(prefix="ckptstore-")
     address = sqlite_url(os.path.join(folder, CATALOG_FILE))
-    for left in _fill(address, storage, config, sealer).left_out:
+    try:
+        report = _fill(address, storage, config, sealer)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    for left in report.left_out:
         warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=5)
     catalogs = "sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
     refusal = f"{storage.url} was opened without its catalog, for reading only: give catalog=, as {catalogs}"

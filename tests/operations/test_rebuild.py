@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import fsspec
 import pytest
 
 import ckptstore
@@ -192,6 +193,20 @@ def test_somebodys_copies_of_packs_are_left_out(place):
         Path(copy).unlink()
     assert told(place) == before
     assert_whole(place)
+
+
+def test_an_opening_without_catalog_that_fails_leaves_no_folder(place, tmp_path, monkeypatch):
+    url = f"memory://{tmp_path.name}"
+    fsspec.filesystem("memory").put(str(place), f"/{tmp_path.name}", recursive=True)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    with monkeypatch.context() as patched:
+        patched.setattr(opening, "open_catalog", lambda *args, **options: _failing(3, False, *args, **options))
+        with pytest.raises(CatalogError, match="injected"):
+            ckptstore.open(url)
+    assert list((tmp_path / "temporary").iterdir()) == []
+    with ckptstore.open(url) as store:
+        assert store.steps() == [1, 2, 3, 4]
 
 
 def test_no_store(tmp_path):
