@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, select
 
 from ckptstore.catalog.base import CatalogStats, ChunkLocation, CommitRecord, PackRecord, RunRecord
 from ckptstore.catalog.schema import chunks, commit_packs, commits, manifests, packs, runs, tags
-from ckptstore.errors import RunNotFound, StepNotFound, TagNotFound, nearest
+from ckptstore.errors import CatalogError, RunNotFound, StepNotFound, TagNotFound, nearest
 
 _Item = TypeVar("_Item")
 _IN_LIST = 4096  # below SQLite's and Postgres' limits of parameters
@@ -248,7 +248,7 @@ def _record(row: Row[Any], names: tuple[str, ...]) -> CommitRecord:
         parent=row.parent,
         parent_ref=row.parent_ref,
         created=row.created,
-        metadata=json.loads(row.metadata),
+        metadata=_metadata(row),
         content=bytes(row.content),
         document=row.document,
         leaves=row.leaves,
@@ -257,3 +257,11 @@ def _record(row: Row[Any], names: tuple[str, ...]) -> CommitRecord:
         deleted=row.deleted,
         tags=names,
     )
+
+
+def _metadata(row: Row[Any]) -> Any:
+    try:
+        return json.loads(row.metadata)
+    except ValueError:
+        told = f"the metadata of {row.run_name}@{row.step} is no JSON"
+        raise CatalogError(f"{told}: bring the catalog back from a copy, or rebuild it") from None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ckptstore.catalog.base import Catalog, CommitRecord, NewCommit
-from ckptstore.errors import CorruptData
+from ckptstore.errors import CatalogError, CorruptData
 from ckptstore.format.sealing import Sealer
 
 _SEALED = "sealed"
@@ -60,10 +60,11 @@ class _SealedCatalog:
     def _opened(self, commit: CommitRecord) -> CommitRecord:
         try:
             data = base64.b64decode(commit.metadata[_SEALED])
-        except (KeyError, TypeError, ValueError):
-            raise CorruptData(f"the metadata of {commit.run}@{commit.step} is not sealed as it was") from None
-        salt, sealed = data[:_SALT_BYTES], data[_SALT_BYTES:]
-        return replace(commit, metadata=json.loads(self._sealer.open(_place(commit.id, salt), 0, sealed)))
+            salt, sealed = data[:_SALT_BYTES], data[_SALT_BYTES:]
+            return replace(commit, metadata=json.loads(self._sealer.open(_place(commit.id, salt), 0, sealed)))
+        except (KeyError, TypeError, ValueError, CorruptData):
+            told = f"the metadata of {commit.run}@{commit.step} is not sealed as it was"
+            raise CatalogError(f"{told}: bring the catalog back from a copy, or rebuild it") from None
 
 
 def sealed_catalog(catalog: Catalog, sealer: Sealer) -> Catalog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,7 @@ _MOST_SHRUNK = 16
 _SMALL = 4 << 20
 """A body longer than this is at least a 16th of what it decodes to, so that a small one cannot fill the memory."""
 _MOST_FOLDER = 100
+_KEY = re.compile(r"manifests/[^/]+/\d{12,19}\.[0-9a-f]{32}\.manifest")
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,11 @@ _DECODER = msgspec.msgpack.Decoder(Document)
 def document_key(run: str, step: int, commit: str) -> str:
     """Where a commit's document lies. The name holds the commit's id, so a step made anew never meets an old one."""
     return f"manifests/{_folder(run)}/{step:012d}.{commit}.manifest"
+
+
+def is_document_key(key: str) -> bool:
+    """Whether a key looks like those of `document_key`; other files below `manifests/` are somebody else's."""
+    return _KEY.fullmatch(key) is not None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from ckptstore.catalog.base import ChunkLocation, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, GcRefused, ObjectNotFound
-from ckptstore.format.document import Document
+from ckptstore.format.document import Document, is_document_key
 from ckptstore.operations.footers import pack_name, read_pack
 from ckptstore.operations.manifests import document_digests
 from ckptstore.storage.base import ObjectInfo, Storage
@@ -26,7 +26,7 @@ _SETTLED_SECONDS = 24 * 3600.0
 def orphans(chunks: ChunkStore) -> Objects:
     """What may be removed. Raises GcRefused when the catalog is older than the storage."""
     packs = dict(_packs(chunks.storage))
-    documents = {info.key: info for info in chunks.storage.list("manifests/")}
+    documents = {info.key: info for info in chunks.storage.list("manifests/") if is_document_key(info.key)}
     listed = Objects(sorted(documents), sorted(packs))
     unknown = chunks.catalog.unknown(listed)
     _check_not_older(chunks, unknown.documents, [packs[name] for name in unknown.packs])

@@ -7,6 +7,7 @@ byte of them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +70,7 @@ class Scope:
             raise InvalidArgument(f"level={self.level!r}: choose one of {', '.join(_LEVELS)}")
         if self.subset is not None and not _is_share(self.subset):
             raise InvalidArgument(f"subset={self.subset!r}: give (k, n), for the k-th of n parts, as in (3, 20)")
-        if self.older_than is not None and not isinstance(self.older_than, int | float):
+        if self.older_than is not None and not _is_age(self.older_than):
             raise InvalidArgument(f"older_than={self.older_than!r}: give seconds")
 
     def includes(self, level: Level) -> bool:
@@ -105,6 +106,10 @@ def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None =
     ]
     blamed = tuple(replace(problem, affected=users.get(problem.digest, problem.affected)) for problem in found)
     return VerifyReport(len(commits), len(chosen), total, blamed)
+
+
+def _is_age(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not math.isnan(seconds)
 
 
 def _is_share(subset: object) -> bool:

@@ -136,7 +136,7 @@ def allocate(entry: TensorEntry) -> Array:
             made = np.empty(extents, numpy_dtype(entry.dtype)).transpose(places)
     except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
         raise StateError(f"no memory for {_form(entry)}: {error}") from error
-    if made.itemsize != entry.itemsize:
+    if made.itemsize != entry.itemsize or dtype_name(made.dtype) != entry.dtype:
         raise CorruptData(f"an entry says that a {entry.dtype} has {entry.itemsize} bytes: run verify")
     return made
 

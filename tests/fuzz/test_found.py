@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from ckptstore.format.codecs import RAW, ZSTD
 from ckptstore.format.digests import digest_named
 from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry, ValueEntry, check_consistent
 from ckptstore.operations.load import load_arrays, load_values
+from ckptstore.state.tensors import allocate
 from ckptstore.state.tree import unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.hostile import memory_store, seal_document, seal_pack
@@ -45,6 +48,13 @@ def test_settings_that_no_store_has(change):
     fields = {"format": 1, "id": "i" * 32, "digest": "xxh3_128", "chunk_bytes": 4096, "created": 1.0}
     with pytest.raises(NotAStore, match=r"/place/ckptstore\.json has settings"):
         version.decode(version.encode(version.StoreConfig(**(fields | change))), "/place")
+
+
+@pytest.mark.parametrize("dtype", [">S2", "=f4", "float32", "2i4"])
+def test_a_dtype_by_another_name_than_writers_give_it(dtype):
+    entry = tensor(library="numpy", dtype=dtype, itemsize=np.dtype(dtype).base.itemsize)
+    with pytest.raises(CkptStoreError, match=re.escape(dtype)):
+        allocate(entry)
 
 
 # packs

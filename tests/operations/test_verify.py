@@ -186,6 +186,7 @@ def test_what_cannot_be(place):
         {"subset": (1, 2, 3)},
         {"subset": (1.0, 2)},
         {"older_than": "a day"},
+        {"older_than": float("nan")},
     ]
     with ckptstore.open(place) as store:
         for options in wrong:

@@ -16,7 +16,7 @@ import torch
 
 import ckptstore
 from ckptstore import opening, unlocking
-from ckptstore.errors import CorruptData, InvalidArgument, NotAStore, StoreTooNew, WrongKey
+from ckptstore.errors import CatalogError, CorruptData, InvalidArgument, NotAStore, StoreTooNew, WrongKey
 from ckptstore.format import keys, version
 from ckptstore.format.digests import digest_named
 from ckptstore.format.sealing import Sealer
@@ -278,7 +278,7 @@ def test_altered_documents_and_metadata_do_not_open(site, tmp_path):
     with closing(sqlite3.connect(site / "catalog.sqlite")) as database:
         database.execute("UPDATE commits SET metadata = '{\"loss\": 0}' WHERE step = 0")
         database.commit()
-    with ckptstore.open(site) as store, pytest.raises(CorruptData, match="main@0"):
+    with ckptstore.open(site) as store, pytest.raises(CatalogError, match="main@0"):
         store.log()
 
 

@@ -236,19 +236,20 @@ def test_what_a_late_writer_left_is_swept(place):
 
 
 def test_what_nobody_knows_of_is_swept_after_a_day(place):
-    pack, document = pack_key(uuid.uuid4().hex), "manifests/main/000000000003.0.manifest"
-    for key in (pack, document, "packs/README"):
+    pack, document = pack_key(uuid.uuid4().hex), f"manifests/main/000000000003.{uuid.uuid4().hex}.manifest"
+    for key in (pack, document, "packs/README", "manifests/README"):
         (place / key).parent.mkdir(parents=True, exist_ok=True)
         (place / key).write_bytes(b"who knows")
     with ckptstore.open(place) as store:
         store.gc(grace=0, sweep=True)
         assert {pack, document} <= files(place)
-        for key in (pack, document, "packs/README"):
+        for key in (pack, document, "packs/README", "manifests/README"):
             os.utime(place / key, (0, 0))
         report = store.gc(grace=0, sweep=True)
         assert (report.packs, report.purged) == (1, 1)
         assert not {pack, document} & files(place)
         assert (place / "packs/README").exists()
+        assert (place / "manifests/README").exists()
         assert_same(store.checkout(1), state(0, 100))
 
 
