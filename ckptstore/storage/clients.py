@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +15,16 @@ from fsspec.dircache import DirCache
 from ckptstore.errors import InvalidArgument, StorageError, StorageUnavailable
 from ckptstore.storage.failures import reason, secrets_of, transient, without_password
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "http": "http",
+    "https": "http",
+    "sftp": "sftp",
+    "ssh": "sftp",
+}
 _S3 = ("s3://", "s3a://")
 _GCS = ("gs://", "gcs://")
 _PART = 16 << 20
@@ -47,6 +57,11 @@ def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     if url.startswith(_S3):
         fs.retries = 1  # boto repeats requests and `Retrying` repeats operations; a third one would multiply the waits
     return fs, root
+
+
+def turns(fs: Any) -> AbstractContextManager[Any]:
+    """What each operation waits for: clients that are not asynchronous need not be safe for several threads."""
+    return nullcontext() if getattr(fs, "async_impl", False) else threading.RLock()
 
 
 def is_web(url: str) -> bool:

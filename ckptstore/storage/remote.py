@@ -17,7 +17,16 @@ from ckptstore.errors import (
     StorageUnavailable,
 )
 from ckptstore.storage.base import GAP, Buffer, ObjectInfo, RangeRead
-from ckptstore.storage.clients import abort_uploads, connect, every_file, how_to_put, is_taken, is_web, stores_whole
+from ckptstore.storage.clients import (
+    abort_uploads,
+    connect,
+    every_file,
+    how_to_put,
+    is_taken,
+    is_web,
+    stores_whole,
+    turns,
+)
 from ckptstore.storage.coalescing import coalesce, end_of
 from ckptstore.storage.failures import read_error, reason, secrets_of, transient, without_password, write_error
 from ckptstore.storage.keys import check_key, check_prefix
@@ -51,6 +60,7 @@ class FsspecStorage:
         self._secrets = secrets_of(url, storage_options or {})
         self._fs, root = connect(url, storage_options or {})
         self._root = root.rstrip("/")
+        self._turn = turns(self._fs)
         self._web = is_web(url)
         self._how = how_to_put(self._fs)
         self.refusal = "" if stores_whole(self._fs) and not self._web else f"{self._url} {_REFUSAL}"
@@ -175,7 +185,8 @@ class FsspecStorage:
     @contextmanager
     def _told(self, verb: str, key: str, kind: Callable[[Exception], type[StorageError]]) -> Iterator[None]:
         try:
-            yield
+            with self._turn:
+                yield
         except CkptStoreError:
             raise
         except Exception as error:

@@ -16,6 +16,7 @@ import pytest
 import ckptstore
 from ckptstore.errors import CorruptData, ObjectNotFound, StorageReadOnly, StorageUnavailable
 from ckptstore.storage import RangeRead, open_storage
+from ckptstore.storage.failures import without_password
 from ckptstore.storage.local import LocalStorage
 from ckptstore.storage.remote import FsspecStorage
 from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, state_of
@@ -79,16 +80,18 @@ def serving(kind, folder):
         thread.join()
 
 
-@pytest.fixture(params=[Plain, Ranging, Sorting, None])
+@pytest.fixture(params=[Plain, Ranging, Sorting, "local", "sftp"])
 def place(request, tmp_path):
     """A folder, and a URL that reads it."""
     folder = tmp_path / "served"
     folder.mkdir()
-    if request.param is None:
+    if request.param == "local":
         yield folder, f"local://{folder}"
-        return
-    with serving(request.param, tmp_path) as port:
-        yield folder, f"http://127.0.0.1:{port}/served"
+    elif request.param == "sftp":
+        yield folder, f"sftp://me:secret@127.0.0.1:{request.getfixturevalue('sftp_port')}/served"
+    else:
+        with serving(request.param, tmp_path) as port:
+            yield folder, f"http://127.0.0.1:{port}/served"
 
 
 def test_reading(place):
@@ -117,7 +120,7 @@ def test_nothing_can_be_written(place):
     folder, url = place
     storage = open_storage(url)
     for act in (lambda: storage.put("key", [b"x"]), lambda: storage.delete("key")):
-        with pytest.raises(StorageReadOnly, match=f"{url} can only be read: fsspec cannot store"):
+        with pytest.raises(StorageReadOnly, match=f"{without_password(url)} can only be read: fsspec cannot store"):
             act()
     assert not list(folder.iterdir())
 
