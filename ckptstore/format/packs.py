@@ -41,6 +41,7 @@ _FRAME = struct.Struct("<4sBBBxQQQ")
 _TAIL_MAGIC = b"ckptpend"
 _TAIL = struct.Struct("<QQQQ8s")
 TAIL_BYTES = _TAIL.size
+_CHECKSUM_BYTES = 8
 
 
 _Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
@@ -88,7 +89,7 @@ class PackBuilder:
 
     def next_offset(self, digest: bytes, base: bytes = b"") -> int:
         """Where the payload of the next frame will lie."""
-        return self.size + len(_header(digest, 0, 0, 0, 0, base))
+        return self.size + _padded(_FRAME.size + len(digest) + len(base) + _CHECKSUM_BYTES)
 
     def finish(self) -> list[Buffer]:
         """The parts of the whole object, in order."""
@@ -193,7 +194,12 @@ def _header(digest: bytes, codec: int, length: int, raw_length: int, sealed: int
     fixed = _FRAME.pack(_FRAME_MAGIC, codec, len(digest), len(base), raw_length, length, sealed)
     bare = fixed + digest + base
     header = bare + struct.pack("<Q", checksum(bare))
-    return header + bytes(-len(header) % ALIGN)
+    return header.ljust(_padded(len(header)), b"\0")
+
+
+def _padded(length: int) -> int:
+    """The next multiple of `ALIGN`."""
+    return -(-length // ALIGN) * ALIGN
 
 
 def _tail(tail: Buffer, name: str) -> tuple[int, int, int, bytes]:

@@ -31,6 +31,18 @@ def read_pack(storage: Storage, info: ObjectInfo) -> NewPack:
     return NewPack(name, info.size, [location_of(frame, name) for frame in frames])
 
 
+def read_any_pack(storage: Storage, info: ObjectInfo) -> NewPack:
+    """`read_pack`, and where the footer is damaged, the frames that are whole all the same. Raises as that does."""
+    try:
+        return read_pack(storage, info)
+    except CorruptData:
+        name = pack_name(info)
+        found = {frame.digest: frame for frame in packs.salvage(memoryview(storage.get(info.key)))}
+        if not found:
+            raise
+        return NewPack(name, info.size, [location_of(frame, name) for frame in found.values()])
+
+
 def location_of(frame: packs.Frame, pack: str) -> ChunkLocation:
     """Where a frame of a pack lies, as the catalog records it."""
     return ChunkLocation(frame.digest, pack, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)

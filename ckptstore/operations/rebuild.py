@@ -21,7 +21,7 @@ from ckptstore.format import document
 from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent, logical_bytes
 from ckptstore.operations.address import check_metadata, check_name, check_step
-from ckptstore.operations.footers import read_pack
+from ckptstore.operations.footers import read_any_pack
 from ckptstore.operations.manifests import document_digests
 from ckptstore.storage.base import Storage
 
@@ -113,7 +113,9 @@ def _enter(
 
 def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[tuple[str, NewPack]]:
     found = list(storage.list("packs/"))
-    for info, pack in zip(found, _each(found, lambda info: _or_reason(lambda: read_pack(storage, info))), strict=True):
+    for info, pack in zip(
+        found, _each(found, lambda info: _or_reason(lambda: read_any_pack(storage, info))), strict=True
+    ):
         if isinstance(pack, str):
             left_out.append(LeftOut(info.key, pack))
         else:
