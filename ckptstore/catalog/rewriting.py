@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, delete, insert, select, tuple_, update
+from sqlalchemy import Column, Connection, delete, insert, select, tuple_, update
 
 from ckptstore.catalog import sessions
 from ckptstore.catalog.base import Rewrite
@@ -32,10 +32,10 @@ def rewrite(db: Connection, session: str, new: Rewrite) -> None:
     sessions.end_session(db, session)
 
 
-def _keys(db: Connection, name: object, key: object, names: Sequence[str]) -> dict[str, int]:
+def _keys(db: Connection, name: Column[str], key: Column[int], names: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for some in batched(names):
-        found.update(db.execute(select(name, key).where(name.in_(some))).all())  # type: ignore[call-overload,attr-defined]
+        found.update(db.execute(select(name, key).where(name.in_(some))).all())
     return found
 
 

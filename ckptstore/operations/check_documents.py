@@ -34,12 +34,12 @@ def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -
 
 
 def check_stored(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
-    """The one in storage, beside the catalog's: adds the digests of the commit's chunks to `wanted`."""
+    """The one in storage, beside the catalog's: where it is another, adds the digests of its chunks to `wanted`."""
     here = f"{commit.run}@{commit.step}"
     try:
         stored = chunks.storage.get(commit.document)
-        wanted |= document_digests(chunks.decode_document(stored, commit.document), chunks.digest.size)
         if stored != chunks.catalog.manifest(commit.id):
+            wanted |= document_digests(chunks.decode_document(stored, commit.document), chunks.digest.size)
             yield Problem(commit.document, f"differs from the catalog's manifest of {here}", affected=(here,))
     except CkptStoreError as error:
         yield Problem(commit.document, str(error), affected=(here,))

@@ -136,6 +136,8 @@ def _rescued(
     """Each chunk that is found in what is left of packs that are bad now or were earlier, or in the other store."""
     missing = set(wanted)
     for pack in (*packs, *(pack.name for pack in chunks.catalog.packs() if pack.state == "damaged")):
+        if not missing:
+            return
         for digest, raw in from_pack(chunks, pack, missing):
             missing.discard(digest)
             yield digest, raw

@@ -5,11 +5,11 @@ from __future__ import annotations
 import zstandard
 
 from ckptstore.errors import CorruptData
+from ckptstore.format.packs import MOST_ENCODED
 
 _LEVEL = 1
 _SAMPLE = 8192
 _SMALLEST = 256
-_LARGEST = 256 << 20  # packs.MOST_ENCODED: what is larger must be raw
 _WORTH = 0.7
 
 
@@ -39,7 +39,7 @@ class Zstd:
     @staticmethod
     def promising(raw: memoryview) -> bool:
         """Whether two samples from the chunk's middle and end shrink enough to be worth the time."""
-        if not _SMALLEST <= len(raw) <= _LARGEST:
+        if not _SMALLEST <= len(raw) <= MOST_ENCODED:
             return False
         middle, end = len(raw) // 2, len(raw) - _SAMPLE
         apart = middle + _SAMPLE <= end  # what overlaps would seem to repeat itself
