@@ -12,103 +12,102 @@ from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead, Storage, Sweep
 T = TypeVar("T")
 
 
-class ReadOnly:
-    """Reads pass; `put` and `delete` raise StorageReadOnly, telling the `refusal`."""
+class Intercepted:
+    """A storage each of whose operations goes through `intercept`; this one only passes them on.
 
-    def __init__(self, storage: Storage, refusal: str) -> None:
-        self._storage, self.refusal = storage, refusal
+    An operation is known by its verb and its key (`list`: its prefix), and is over when its verb returns; `list` is
+    read whole, so that what it finds is found in time.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
 
     def __repr__(self) -> str:
-        return f"ReadOnly({self._storage!r})"
+        return f"{type(self).__name__}({self.storage!r})"
 
     @property
     def url(self) -> str:
         """Where the wrapped storage is."""
-        return self._storage.url
+        return self.storage.url
 
     @property
     def copies(self) -> int:
         """As the wrapped storage."""
-        return self._storage.copies
+        return self.storage.copies
+
+    def intercept(self, verb: str, key: str, operation: Callable[[], T]) -> T:
+        """Run the operation; to be overridden."""
+        return operation()
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        """See `Storage.put`."""
+        self.intercept("put", key, lambda: self.storage.put(key, parts))
+
+    def get(self, key: str) -> bytes:
+        """See `Storage.get`."""
+        return self.intercept("get", key, lambda: self.storage.get(key))
+
+    def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
+        """See `Storage.get_ranges`."""
+        self.intercept("get_ranges", key, lambda: self.storage.get_ranges(key, reads))
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Storage.head`."""
+        return self.intercept("head", key, lambda: self.storage.head(key))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Storage.list`."""
+        return iter(self.intercept("list", prefix, lambda: tuple(self.storage.list(prefix))))
+
+    def delete(self, key: str) -> None:
+        """See `Storage.delete`."""
+        self.intercept("delete", key, lambda: self.storage.delete(key))
+
+
+class ReadOnly(Intercepted):
+    """Reads pass; `put` and `delete` raise StorageReadOnly, telling the `refusal`."""
+
+    def __init__(self, storage: Storage, refusal: str) -> None:
+        super().__init__(storage)
+        self.refusal = refusal
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """Raises StorageReadOnly."""
         raise StorageReadOnly(f"{key} is not stored: {self.refusal}")
-
-    def get(self, key: str) -> bytes:
-        """See `Storage.get`."""
-        return self._storage.get(key)
-
-    def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
-        """See `Storage.get_ranges`."""
-        self._storage.get_ranges(key, reads)
-
-    def head(self, key: str) -> ObjectInfo:
-        """See `Storage.head`."""
-        return self._storage.head(key)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Storage.list`."""
-        return self._storage.list(prefix)
 
     def delete(self, key: str) -> None:
         """Raises StorageReadOnly."""
         raise StorageReadOnly(f"{key} is not deleted: {self.refusal}")
 
 
-class Retrying:
-    """Tries again what raises StorageUnavailable, and nothing else; see `patiently`."""
+class Retrying(Intercepted):
+    """Tries again what raises StorageUnavailable, and nothing else; see `patiently`.
+
+    A listing that breaks off begins anew, so it is complete before it is shown.
+    """
 
     def __init__(self, storage: Storage, patience: float | None = None) -> None:
-        self._storage, self._patience = storage, patience
+        super().__init__(storage)
+        self._patience = patience
 
-    def __repr__(self) -> str:
-        return f"Retrying({self._storage!r})"
-
-    @property
-    def url(self) -> str:
-        """Where the wrapped storage is."""
-        return self._storage.url
-
-    @property
-    def copies(self) -> int:
-        """As the wrapped storage."""
-        return self._storage.copies
+    def intercept(self, verb: str, key: str, operation: Callable[[], T]) -> T:
+        """Run it until it succeeds, fails for good, or patience ends."""
+        return patiently(operation, StorageUnavailable, self._patience)
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Storage.put`. A key that holds these very bytes after a failure counts as stored: the reply was lost."""
-        self._patiently(lambda: self._put(key, parts))
-
-    def get(self, key: str) -> bytes:
-        """See `Storage.get`."""
-        return self._patiently(lambda: self._storage.get(key))
-
-    def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
-        """See `Storage.get_ranges`."""
-        self._patiently(lambda: self._storage.get_ranges(key, reads))
-
-    def head(self, key: str) -> ObjectInfo:
-        """See `Storage.head`."""
-        return self._patiently(lambda: self._storage.head(key))
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Storage.list`. A listing that breaks off begins anew, so it is complete before it is shown."""
-        return iter(self._patiently(lambda: tuple(self._storage.list(prefix))))
-
-    def delete(self, key: str) -> None:
-        """See `Storage.delete`."""
-        self._patiently(lambda: self._storage.delete(key))
+        self.intercept("put", key, lambda: self._put(key, parts))
 
     def sweep_temporary(self, older_than_seconds: float) -> int:
         """See `Sweeping.sweep_temporary`."""
-        if not isinstance(self._storage, Sweeping):
+        if not isinstance(self.storage, Sweeping):
             return 0
-        sweep = self._storage.sweep_temporary
-        return self._patiently(lambda: sweep(older_than_seconds))
+        sweep = self.storage.sweep_temporary
+        return self.intercept("sweep", "", lambda: sweep(older_than_seconds))
 
     def _put(self, key: str, parts: Sequence[Buffer]) -> None:
         try:
-            self._storage.put(key, parts)
+            self.storage.put(key, parts)
         except StorageUnavailable:
             raise
         except StorageError:
@@ -117,11 +116,8 @@ class Retrying:
 
     def _holds(self, key: str, data: bytes) -> bool:
         try:
-            return self._storage.head(key).size == len(data) and self._storage.get(key) == data
+            return self.storage.head(key).size == len(data) and self.storage.get(key) == data
         except StorageUnavailable:
             raise
         except StorageError:
             return False
-
-    def _patiently(self, act: Callable[[], T]) -> T:
-        return patiently(act, StorageUnavailable, self._patience)

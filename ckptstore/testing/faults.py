@@ -5,65 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ckptstore.errors import StorageError
-from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead, Storage
+from ckptstore.storage.base import Buffer, RangeRead, Storage
+from ckptstore.storage.wrappers import Intercepted
 
 T = TypeVar("T")
 
 MUTATING = frozenset({"put", "delete"})
 VERBS = MUTATING | {"get", "get_ranges", "head", "list"}
-
-
-class Intercepted:
-    """A storage each of whose operations goes through `intercept`; this one only passes them on.
-
-    An operation is known by its verb and its key (`list`: its prefix), and is over when its verb returns; `list` is
-    read whole, so that what it finds is found in time.
-    """
-
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
-    @property
-    def url(self) -> str:
-        """Where the wrapped storage is."""
-        return self.storage.url
-
-    @property
-    def copies(self) -> int:
-        """As the wrapped storage."""
-        return self.storage.copies
-
-    def intercept(self, verb: str, key: str, operation: Callable[[], T]) -> T:
-        """Run the operation; to be overridden."""
-        return operation()
-
-    def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        """See `Storage.put`."""
-        self.intercept("put", key, lambda: self.storage.put(key, parts))
-
-    def get(self, key: str) -> bytes:
-        """See `Storage.get`."""
-        return self.intercept("get", key, lambda: self.storage.get(key))
-
-    def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
-        """See `Storage.get_ranges`."""
-        self.intercept("get_ranges", key, lambda: self.storage.get_ranges(key, reads))
-
-    def head(self, key: str) -> ObjectInfo:
-        """See `Storage.head`."""
-        return self.intercept("head", key, lambda: self.storage.head(key))
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Storage.list`."""
-        return iter(self.intercept("list", prefix, lambda: tuple(self.storage.list(prefix))))
-
-    def delete(self, key: str) -> None:
-        """See `Storage.delete`."""
-        self.intercept("delete", key, lambda: self.storage.delete(key))
 
 
 class FailNth(Intercepted):

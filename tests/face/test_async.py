@@ -20,9 +20,9 @@ import ckptstore
 from ckptstore import InvalidArgument, StepExists, StorageFull, UnsupportedLeaf
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.opening import open_parts
+from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.equality import assert_same
-from ckptstore.testing.faults import Intercepted
 from ckptstore.testing.states import STATES, Frozen, Point, record
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about sparse and quantised tensors

@@ -6,8 +6,7 @@ import pytest
 
 from ckptstore.storage import open_storage
 from ckptstore.storage.local import LocalStorage
-from ckptstore.storage.wrappers import ReadOnly
-from ckptstore.testing.faults import Intercepted
+from ckptstore.storage.wrappers import Intercepted, ReadOnly
 from ckptstore.testing.storage import StorageConformance
 
 

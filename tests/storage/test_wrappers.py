@@ -15,8 +15,8 @@ from ckptstore.errors import (
     StorageUnavailable,
 )
 from ckptstore.storage.local import LocalStorage
-from ckptstore.storage.wrappers import ReadOnly, Retrying
-from ckptstore.testing.faults import MUTATING, FailNth, Intercepted, Latency, Recording
+from ckptstore.storage.wrappers import Intercepted, ReadOnly, Retrying
+from ckptstore.testing.faults import MUTATING, FailNth, Latency, Recording
 from ckptstore.testing.storage import keys, read
 
 

@@ -10,9 +10,9 @@ import sys
 import ckptstore
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.opening import open_parts
+from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import CHUNK_BYTES, Site, state_of
-from ckptstore.testing.faults import Intercepted
 
 
 class Pausing(Intercepted):

@@ -15,6 +15,7 @@ import pytest
 import ckptstore
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.opening import open_parts
+from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
     CHUNK_BYTES,
@@ -26,7 +27,6 @@ from ckptstore.testing.audit import (
     state_of,
 )
 from ckptstore.testing.equality import assert_same
-from ckptstore.testing.faults import Intercepted
 from ckptstore.testing.storage import together
 
 CHURN_SECONDS = 8

@@ -17,6 +17,7 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, InvalidArgument
 from ckptstore.format.packs import pack_key
 from ckptstore.opening import open_parts
+from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
     CHUNK_BYTES,
@@ -27,7 +28,7 @@ from ckptstore.testing.audit import (
     state_of,
 )
 from ckptstore.testing.equality import assert_same
-from ckptstore.testing.faults import FailNth, Intercepted
+from ckptstore.testing.faults import FailNth
 
 BLOCKS = 8
 
