@@ -93,6 +93,18 @@ class CatalogUpkeepConformance:
             rewriting(catalog, Rewrite([], [old.name], {commit.id: {gone.name: 10}}))
         assert catalog.users(old.name) == [commit.id]
 
+    def test_a_fenced_rewrite_without_packs_of_its_own_changes_nothing(
+        self, catalog: Catalog, reopen: Callable[[], Catalog]
+    ) -> None:
+        old, other = new_pack("a"), new_pack("a", "b")
+        commit = make(catalog, new_commit(0, [old]))
+        make(catalog, new_commit(1, [other]))
+        session = catalog.open_session(-1)
+        reopen().fence_expired()
+        with pytest.raises(SessionFenced, match=session):
+            catalog.rewrite(session, Rewrite([], [old.name], {commit.id: {other.name: 10}}))
+        assert catalog.users(old.name) == [commit.id]
+
     def test_a_damaged_pack_is_not_found_any_more(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
         bad, good = new_pack("a", "b"), new_pack("a")
         commit = make(catalog, new_commit(0, [bad]))
