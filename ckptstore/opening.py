@@ -10,7 +10,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 from ckptstore.catalog.base import Catalog
@@ -65,7 +65,10 @@ def open_parts(
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
     found = open_catalog(address, create=create, refusal=refusal)
-    _check_owner(storage, found, config, read_only=read_only)
+    with ExitStack() as on_error:
+        on_error.callback(found.close)
+        _check_owner(storage, found, config, read_only=read_only)
+        on_error.pop_all()
     return _parts(ReadOnly(storage, refusal) if read_only else storage, found, config, sealer)
 
 

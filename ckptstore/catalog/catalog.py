@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from sqlalchemy import URL
 
@@ -200,12 +201,15 @@ def open_catalog(url: str, *, create: bool, refusal: str = "") -> SqlCatalog:
         CatalogError: the database can not be read, or holds no catalog.
     """
     database = Database(url, refusal=refusal)
-    if create:
-        database.prepare()
-    version = stored_version(database)
-    if version is None and create:
-        version = create_tables(database)
-    check_version(version, database.url)
+    with ExitStack() as on_error:
+        on_error.callback(database.close)
+        if create:
+            database.prepare()
+        version = stored_version(database)
+        if version is None and create:
+            version = create_tables(database)
+        check_version(version, database.url)
+        on_error.pop_all()
     return SqlCatalog(database)
 
 

@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 
@@ -280,8 +281,24 @@ def test_a_catalog_of_another_store(place, tmp_path):
     with ckptstore.open(tmp_path / "other", chunk_bytes=4096) as other:
         other.commit({"raw": STATE["raw"] * 2}, step=STEP)
     shutil.copy(tmp_path / "other" / "catalog.sqlite", place / "catalog.sqlite")
-    with pytest.raises(ckptstore.CatalogError, match="is of another store"):
+    with pytest.raises(ckptstore.CatalogError, match="is of another store") as told:
         ckptstore.open(place)
+    assert_closed(place, told.value)
+
+
+def test_an_opening_that_fails_leaves_nothing_open(place):
+    with closing(sqlite3.connect(place / "catalog.sqlite", isolation_level=None)) as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(ckptstore.SchemaTooNew) as told:
+        ckptstore.open(place)
+    assert_closed(place, told.value)
+
+
+def assert_closed(place, error):
+    """Even while somebody holds on to the error, and with it to all that stands on the stack."""
+    assert error.__traceback__ is not None
+    names = [opened.path for opened in psutil.Process().open_files()]
+    assert not [name for name in names if name.startswith(str(place))]
 
 
 def test_packs_of_another_time(place):
