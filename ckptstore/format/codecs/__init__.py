@@ -6,7 +6,7 @@ A codec's number is part of the format and is never given to another.
 from __future__ import annotations
 
 from ckptstore.errors import StoreTooNew
-from ckptstore.format.codecs.base import Buffer, Codec
+from ckptstore.format.codecs.base import BYTES, Buffer, Codec, Form
 from ckptstore.format.codecs.raw import Raw
 from ckptstore.format.codecs.zstd import Zstd
 
@@ -14,7 +14,7 @@ RAW: Codec = Raw()
 ZSTD: Codec = Zstd()
 _BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (RAW, ZSTD)}
 
-__all__ = ["RAW", "ZSTD", "Codec", "codec_numbered", "encode"]
+__all__ = ["BYTES", "RAW", "ZSTD", "Codec", "Form", "codec_numbered", "encode"]
 
 
 def codec_numbered(number: int) -> Codec:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the bytes of a chunk are: numbers of `width` bytes each, little-endian; floats or not."""
+
+    width: int = 1
+    floating: bool = False
+
+
+BYTES = Form()
+
+
 class Codec(Protocol):
-    """A lossless encoding of a chunk. Stateless; may be used by several threads at once."""
+    """A lossless encoding of a chunk. Stateless; may be used by several threads at once.
+
+    `bases` are the raw bytes of the chunks that the encoding relies on, the same ones both ways.
+    """
 
     number: int
     name: str
 
-    def encode(self, raw: memoryview) -> Buffer:
+    def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """The payload for `raw`; it may share memory with it."""
 
-    def decode(self, payload: memoryview, out: memoryview) -> None:
+    def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
         """Fill all of `out`. Raises CorruptData when the payload is not the encoding of `len(out)` bytes."""

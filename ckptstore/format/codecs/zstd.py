@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import zstandard
 
 from ckptstore.errors import CorruptData
+from ckptstore.format.codecs.base import BYTES, Form
 from ckptstore.format.packs import MOST_ENCODED
 
 _LEVEL = 1
@@ -19,11 +22,11 @@ class Zstd:
     number = 1
     name = "zstd"
 
-    def encode(self, raw: memoryview) -> bytes:
+    def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> bytes:
         """Compress."""
         return zstandard.ZstdCompressor(level=_LEVEL).compress(raw)
 
-    def decode(self, payload: memoryview, out: memoryview) -> None:
+    def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
         """Decompress straight into `out`; never writes past it, whatever the payload claims."""
         try:
             with zstandard.ZstdDecompressor().stream_reader(payload) as reader:
