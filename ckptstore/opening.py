@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Any, get_args
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import check_address, open_catalog, sqlite_url
@@ -20,6 +20,7 @@ from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.sealed_catalog import sealed_catalog
 from ckptstore.errors import CatalogError, CatalogLocation, InvalidArgument, NotAStore, ObjectExists, ObjectNotFound
 from ckptstore.format import version
+from ckptstore.format.codecs import Level
 from ckptstore.format.digests import digest_named
 from ckptstore.format.keys import PREFIX
 from ckptstore.format.sealing import Sealer
@@ -45,11 +46,12 @@ def open_parts(
     digest: str,
     chunk_bytes: int,
     storage_options: Mapping[str, Any] | None,
+    compression: Level = "auto",
     encrypt: bool = False,
     key_file: KeyFile = None,
 ) -> ChunkStore:
     """The parts of the store at `url`, made if it is missing and `create` allows it; see `ckptstore.open`."""
-    _check_settings(digest, chunk_bytes)
+    _check_settings(digest, chunk_bytes, compression)
     storage = open_storage(url, storage_options=storage_options, create=create)
     config = _read_config(storage)
     if config is None and not create:
@@ -69,11 +71,14 @@ def open_parts(
         on_error.callback(found.close)
         _check_owner(storage, found, config, read_only=read_only)
         on_error.pop_all()
-    return _parts(ReadOnly(storage, refusal) if read_only else storage, found, config, sealer)
+    return _parts(ReadOnly(storage, refusal) if read_only else storage, found, config, sealer, compression)
 
 
-def _parts(storage: Storage, catalog: Catalog, config: StoreConfig, sealer: Sealer | None) -> ChunkStore:
-    return ChunkStore(storage, catalog if sealer is None else sealed_catalog(catalog, sealer), config, sealer)
+def _parts(
+    storage: Storage, catalog: Catalog, config: StoreConfig, sealer: Sealer | None, compression: Level = "auto"
+) -> ChunkStore:
+    judge = catalog if sealer is None else sealed_catalog(catalog, sealer)
+    return ChunkStore(storage, judge, config, sealer, compression)
 
 
 def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, read_only: bool) -> None:
@@ -220,8 +225,10 @@ def _no_store(storage: Storage) -> NotAStore:
     return NotAStore(f"{storage.url} holds no {version.KEY}: check the place, or make a store with init")
 
 
-def _check_settings(digest: str, chunk_bytes: int) -> None:
+def _check_settings(digest: str, chunk_bytes: int, compression: str) -> None:
     digest_named(digest)
+    if compression not in get_args(Level):
+        raise InvalidArgument(f"compression={compression!r}: choose one of {', '.join(get_args(Level))}")
     least, most = version.CHUNK_BYTES
     if type(chunk_bytes) is not int or not least <= chunk_bytes <= most:
         raise InvalidArgument(f"chunk_bytes={chunk_bytes!r}: give an int, {least} to {most} bytes")
@@ -237,7 +244,7 @@ def _read_config(storage: Storage) -> StoreConfig | None:
 def _found(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, key_file: KeyFile) -> StoreConfig:
     """Write the settings; when another process was faster, take its."""
     other = next((info for info in storage.list("") if not info.key.startswith(PREFIX)), None)
-    required = (version.ENCRYPTION,) if encrypt else ()
+    required = (version.DELTAS, version.ENCRYPTION) if encrypt else (version.DELTAS,)
     config = StoreConfig(
         format=version.FORMAT,
         id=uuid.uuid4().hex,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
 from ckptstore.errors import InvalidArgument
+from ckptstore.format.codecs import Level
 from ckptstore.format.manifest import check_consistent
 from ckptstore.format.version import MIB
 from ckptstore.keeping import Keeping
@@ -42,6 +43,7 @@ def open_store(
     read_only: bool = False,
     digest: str = "xxh3_128",
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    compression: Level = "auto",
     storage_options: Mapping[str, Any] | None = None,
     encrypt: bool = False,
     key_file: str | os.PathLike[str] | None = None,
@@ -56,6 +58,9 @@ def open_store(
         read_only: refuse everything that changes the store.
         digest: `xxh3_128`, `sha256` or `blake3`; only looked at when the store is made.
         chunk_bytes: most bytes of a chunk, 4 KiB to 1 GiB; only looked at when the store is made.
+        compression: what may be done to store less, always without loss. `none`: nothing. `fast`: what can be told
+            from the chunk alone. `best`: also what changed in the parent's chunk, whatever is smallest. `auto`: as
+            `best` while the storage is what a commit waits for, and otherwise nothing.
         storage_options: what fsspec passes on to the file system of a URL.
         encrypt: seal what is stored with a key, when the store is made; later, refuse one that was made without.
         key_file: a file with the passphrase of an encrypted store; by default the one that the environment variable
@@ -77,6 +82,7 @@ def open_store(
         read_only=read_only,
         digest=digest,
         chunk_bytes=chunk_bytes,
+        compression=compression,
         storage_options=storage_options,
         encrypt=encrypt,
         key_file=key_file,

@@ -60,7 +60,10 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLocation:
-    """Where a chunk's frame lies: `length` bytes of payload at `offset` of `pack`, encoded by `codec`."""
+    """Where a chunk's frame lies: `length` bytes of payload at `offset` of `pack`, encoded by `codec`.
+
+    `base` holds the digests of the chunks that the encoding rests on, one after the other.
+    """
 
     digest: bytes
     pack: str
@@ -69,6 +72,12 @@ class ChunkLocation:
     raw_length: int
     codec: int
     base: bytes = b""
+
+    @property
+    def bases(self) -> list[bytes]:
+        """The digests of the chunks that it is decoded from."""
+        size = len(self.digest)
+        return [self.base[at : at + size] for at in range(0, len(self.base), size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +219,10 @@ class Catalog(Protocol):
         """The manifest document of a commit id. Raises StepNotFound when it was purged."""
 
     def locate(self, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
-        """Where each chunk lies, in a live pack. Unknown digests are left out."""
+        """Where each chunk lies, in a live pack, and with it every chunk that it rests on.
+
+        Left out is what is unknown, and what rests on such. Of several copies, whole ones come first.
+        """
 
     def packs(self, commit: str | None = None) -> list[PackRecord]:
         """Packs that are not deleted; with a commit id, only those it needs."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, select
 
 from ckptstore.catalog.base import CatalogStats, ChunkLocation, CommitRecord, PackRecord, RunRecord
+from ckptstore.catalog.places import Places
 from ckptstore.catalog.schema import chunks, commit_packs, commits, manifests, packs, runs, tags
 from ckptstore.errors import CatalogError, RunNotFound, StepNotFound, TagNotFound, nearest
 
@@ -130,13 +131,17 @@ def manifest(db: Connection, commit: str) -> bytes:
 
 
 def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
-    """Where each chunk lies, in the oldest live pack that holds it."""
-    found: dict[bytes, tuple[int, ChunkLocation]] = {}
-    for some in batched(list(dict.fromkeys(digests))):
-        for digest, pack, name, *frame in db.execute(_placed.where(chunks.c.digest.in_(some))):
-            if name is not None and (digest not in found or pack < found[digest][0]):
-                found[digest] = pack, ChunkLocation(digest, name, *frame)
-    return {digest: location for digest, (_, location) in found.items()}
+    """Where each chunk lies, in the oldest live pack that holds it whole, or else with all that it rests on."""
+    places = Places()
+    wanted, known = set(digests), set[bytes]()
+    while wanted:
+        for some in batched(list(wanted)):
+            for digest, pack, name, *frame in db.execute(_placed.where(chunks.c.digest.in_(some))):
+                if name is not None:
+                    places.add(pack, ChunkLocation(digest, name, *frame))
+        known |= wanted
+        wanted = places.bases(wanted) - known
+    return places.closure(digests)
 
 
 def all_packs(db: Connection, commit: str | None) -> list[PackRecord]:

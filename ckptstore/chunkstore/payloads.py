@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckptstore.catalog.base import ChunkLocation
@@ -25,26 +26,36 @@ class Payloads:
             return payload
         return self.sealer.seal(pack, offset, payload, _bound(codec, digest))
 
-    def decode(self, location: ChunkLocation, payload: memoryview, out: memoryview | None = None) -> memoryview:
-        """The raw bytes of a stored payload: in `out` if that is given, in the payload itself where it holds them.
+    def decode(
+        self,
+        location: ChunkLocation,
+        payload: memoryview,
+        out: memoryview | None = None,
+        bases: Sequence[memoryview] = (),
+    ) -> memoryview:
+        """The raw bytes of a payload without its seal: in `out` if that is given, in itself where it holds them.
 
-        Raises CorruptData unless they are the chunk that the location says.
+        `bases` are the raw bytes of the chunks that it rests on. Raises CorruptData unless they are the chunk that the
+        location says.
         """
-        raw = self._decoded(location, self._opened(location, payload), out)
+        raw = self._decoded(location, payload, out, bases)
         if self.digest.compute(raw) != location.digest:
             raise CorruptData(f"its bytes do not have the digest {location.digest.hex()}")
         return raw
 
-    def _opened(self, location: ChunkLocation, payload: memoryview) -> memoryview:
+    def opened(self, location: ChunkLocation, payload: memoryview) -> memoryview:
+        """The encoded payload of a stored one. Raises CorruptData when it is not what was sealed there."""
         if self.sealer is None:
             return payload
         bound = _bound(location.codec, location.digest)
         return memoryview(self.sealer.open(location.pack, location.offset, payload, bound))
 
-    def _decoded(self, location: ChunkLocation, payload: memoryview, out: memoryview | None) -> memoryview:
+    def _decoded(
+        self, location: ChunkLocation, payload: memoryview, out: memoryview | None, bases: Sequence[memoryview]
+    ) -> memoryview:
         if location.codec != RAW.number or out is not None:
             raw = memoryview(bytearray(location.raw_length)) if out is None else out
-            codec_numbered(location.codec).decode(payload, raw)
+            codec_numbered(location.codec).decode(payload, raw, bases)
             return raw
         if len(payload) != location.raw_length:
             raise CorruptData(f"it holds {len(payload)} bytes instead of {location.raw_length}")

@@ -5,7 +5,7 @@ destination where that is plain memory, and verified by digest before anyone is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -34,6 +34,7 @@ class Fetch:
         label: what it belongs to, for messages.
         out: where its bytes go, when that is `size` bytes of plain memory.
         deliver: otherwise, who gets them, in any thread; the buffer is only valid during the call.
+        relay: who gets where the chunk lies, its encoded payload and its bytes, when he stores it again as it is.
     """
 
     digest: bytes
@@ -41,14 +42,18 @@ class Fetch:
     label: str
     out: memoryview | None = None
     deliver: Callable[[memoryview], None] | None = None
+    relay: Callable[[ChunkLocation, memoryview, memoryview], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A wish, where it lies, and how often the storage may hold what it reads, with the `gap` bytes before it."""
+    """A wish, where it lies, what that rests on, and how often the storage may hold what it reads, with the `gap` bytes
+    before it.
+    """
 
     wish: Fetch
     location: ChunkLocation
+    bases: tuple[ChunkLocation, ...]
     sealed: bool
     copies: int
     gap: int
@@ -63,7 +68,9 @@ class _Job:
         """Bytes held on the way."""
         payload = 0 if self.direct else self.location.length * (1 + self.sealed)
         decoded = 0 if self.wish.out is not None or self.location.codec == RAW.number else self.wish.size
-        return payload + decoded + self.copies * (self.location.length + self.gap)
+        below = sum(base.raw_length + base.length * (1 + self.sealed) for base in self.bases)
+        read = sum(base.length + GAP for base in self.bases) + self.location.length + self.gap
+        return payload + decoded + below + self.copies * read
 
 
 def fetch(
@@ -120,7 +127,25 @@ def _jobs(run: _Run, catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
     placed.sort(key=lambda item: (item[1].pack, item[1].offset))
     gaps = [0, *(_gap(before, after) for (_, before), (_, after) in pairwise(placed))]
     sealed, copies = run.payloads.sealer is not None, run.storage.copies
-    return [_Job(wish, location, sealed, copies, gap) for (wish, location), gap in zip(placed, gaps, strict=False)]
+    return [
+        _Job(wish, location, _below(location, located), sealed, copies, gap)
+        for (wish, location), gap in zip(placed, gaps, strict=False)
+    ]
+
+
+def _below(location: ChunkLocation, located: Mapping[bytes, ChunkLocation]) -> tuple[ChunkLocation, ...]:
+    """All that a chunk rests on, each behind what it rests on itself."""
+    found: dict[bytes, ChunkLocation] = {}
+
+    def add(base: ChunkLocation) -> None:
+        if base.digest not in found:
+            for digest in base.bases:
+                add(located[digest])
+            found[base.digest] = base
+
+    for digest in location.bases:
+        add(located[digest])
+    return tuple(found.values())
 
 
 def _gap(before: ChunkLocation, after: ChunkLocation) -> int:
@@ -145,27 +170,53 @@ class _Run:
     advance: Advance
 
     def __call__(self, batch: list[_Job]) -> None:
-        first = batch[0]
+        below = {base.digest: base for job in batch for base in job.bases}
+        stored = {digest: memoryview(bytearray(base.length)) for digest, base in below.items()}
         reads = [_read(job) for job in batch]
-        try:
-            self.storage.get_ranges(pack_key(first.location.pack), reads)
-        except ObjectNotFound:
-            where = f"pack {first.location.pack} is not in {self.storage.url}"
-            raise MissingData(f"{first.wish.label}: {where}; run verify") from None
-        except CorruptData as error:
-            raise CorruptData(f"{first.wish.label}: {error}; run verify") from error
+        places = [(job.location.pack, read) for job, read in zip(batch, reads, strict=True)]
+        places += [(base.pack, RangeRead(base.offset, stored[digest])) for digest, base in below.items()]
+        self._read(places, batch[0].wish.label)
+        known: dict[bytes, memoryview] = {}
         for job, read in zip(batch, reads, strict=True):
-            self._deliver(job, read.out)
+            for base in job.bases:
+                if base.digest not in known:
+                    known[base.digest] = self._decoded(base, stored.pop(base.digest), None, known, job.wish.label)[1]
+            self._deliver(job, read.out, known)
             self.advance(job.wish.size)
 
-    def _deliver(self, job: _Job, payload: memoryview) -> None:
-        try:
-            raw = self.payloads.decode(job.location, payload, None if job.direct else job.wish.out)
-        except CorruptData as error:
-            where = f"pack {job.location.pack} at offset {job.location.offset}"
-            raise CorruptData(f"{job.wish.label}: a chunk in {where} is damaged: {error}; run verify") from error
+    def _read(self, places: list[tuple[str, RangeRead]], label: str) -> None:
+        for pack, of_pack in groupby(sorted(places, key=lambda place: place[0]), key=lambda place: place[0]):
+            try:
+                self.storage.get_ranges(pack_key(pack), [read for _, read in of_pack])
+            except ObjectNotFound:
+                raise MissingData(f"{label}: pack {pack} is not in {self.storage.url}; run verify") from None
+            except CorruptData as error:
+                raise CorruptData(f"{label}: {error}; run verify") from error
+
+    def _deliver(self, job: _Job, stored: memoryview, known: Mapping[bytes, memoryview]) -> None:
+        out = None if job.direct else job.wish.out
+        payload, raw = self._decoded(job.location, stored, out, known, job.wish.label)
         if job.wish.deliver is not None:
             job.wish.deliver(raw)
+        if job.wish.relay is not None:
+            job.wish.relay(job.location, payload, raw)
+
+    def _decoded(
+        self,
+        location: ChunkLocation,
+        stored: memoryview,
+        out: memoryview | None,
+        known: Mapping[bytes, memoryview],
+        label: str,
+    ) -> tuple[memoryview, memoryview]:
+        """Encoded payload and raw bytes."""
+        try:
+            payload = self.payloads.opened(location, stored)
+            bases = [known[base] for base in location.bases]
+            return payload, self.payloads.decode(location, payload, out, bases)
+        except CorruptData as error:
+            where = f"pack {location.pack} at offset {location.offset}"
+            raise CorruptData(f"{label}: a chunk in {where} is damaged: {error}; run verify") from error
 
 
 def _read(job: _Job) -> RangeRead:

@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.base import Catalog, ChunkLocation
+from ckptstore.chunkstore.encoding import Encoder
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.reader import DEFAULT_BUDGET, Fetch, fetch
 from ckptstore.chunkstore.writer import ChunkWriter
 from ckptstore.format import document
+from ckptstore.format.codecs import Level
 from ckptstore.format.digests import Digest, digest_named
 from ckptstore.format.document import Document
 from ckptstore.format.sealing import Sealer
-from ckptstore.format.version import StoreConfig
+from ckptstore.format.version import DELTAS, StoreConfig
 from ckptstore.storage.base import Storage
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkStore:
-    """What every operation works on; `sealer` is there when the store is encrypted."""
+    """What every operation works on; `sealer` is there when the store is encrypted, `compression` is for new chunks."""
 
     storage: Storage
     catalog: Catalog
     config: StoreConfig
     sealer: Sealer | None = None
+    compression: Level = "auto"
     payloads: Payloads = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,11 +42,31 @@ class ChunkStore:
 
     def writer(self, session: str, *, refuse: Exception | None = None, advance: Advance = ignore) -> ChunkWriter:
         """A writer for a session; with `refuse`, that is raised instead of storing the first chunk that is new."""
-        return ChunkWriter(self.storage, self.catalog, self.payloads, session, refuse, advance)
+        encoder = Encoder(self.compression, self._may_rest, self.raw)
+        return ChunkWriter(self.storage, self.catalog, self.payloads, encoder, session, refuse, advance)
+
+    def _may_rest(self) -> bool:
+        """Not in a store of old, whose readers know nothing of it, nor while chunks are lost: whole ones heal."""
+        return DELTAS in self.config.requires_gc and not self.catalog.lost()
 
     def fetch(self, wishes: Sequence[Fetch], *, budget: int = DEFAULT_BUDGET, advance: Advance = ignore) -> None:
         """Fulfil every wish; see `reader.fetch`."""
         fetch(self.storage, self.catalog, self.payloads, wishes, budget, advance)
+
+    def raw(self, digests: Sequence[bytes], label: str = "what other chunks rest on") -> list[memoryview]:
+        """The raw bytes of chunks. Raises MissingData, CorruptData."""
+        found = self.catalog.locate(digests)
+        made = {digest: memoryview(bytearray(found[digest].raw_length if digest in found else 0)) for digest in digests}
+        self.fetch([Fetch(digest, len(raw), label, out=raw) for digest, raw in made.items()])
+        return [made[digest] for digest in digests]
+
+    def decode(self, location: ChunkLocation, stored: memoryview) -> memoryview:
+        """The raw bytes of a payload that was read already; what it rests on is read from the store.
+
+        Raises CorruptData unless they are the chunk that the location says, MissingData when what it rests on is gone.
+        """
+        payload = self.payloads.opened(location, stored)
+        return self.payloads.decode(location, payload, bases=self.raw(location.bases) if location.base else ())
 
     def encode_document(self, written: Document, key: str) -> bytes:
         """The bytes of a manifest document as they are stored under a key."""

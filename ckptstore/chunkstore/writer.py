@@ -12,14 +12,15 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Self, TypeVar
+from functools import partial
+from typing import Self, TypeVar
 
 from ckptstore.catalog.base import Catalog, ChunkLocation, NewPack
+from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.format import packs
-from ckptstore.format.codecs import encode
-from ckptstore.storage.base import Buffer, Storage
+from ckptstore.storage.base import Storage
 
 T = TypeVar("T")
 
@@ -30,13 +31,6 @@ _WINDOW_COPIES = 16 << 20
 _WINDOW_CHUNKS = 1 << 14
 _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 256
-
-
-class Piece(NamedTuple):
-    """A chunk's raw bytes; `copied` is true when they are not the caller's own memory."""
-
-    data: memoryview
-    copied: bool
 
 
 class ChunkWriter:
@@ -51,12 +45,14 @@ class ChunkWriter:
         storage: Storage,
         catalog: Catalog,
         payloads: Payloads,
+        encoder: Encoder,
         session: str,
         refuse: Exception | None,
         advance: Advance,
     ) -> None:
         self._storage, self._catalog, self._session_id = storage, catalog, session
-        self._payloads, self._refuse, self._advance = payloads, refuse, advance
+        self._payloads, self._encoder, self._refuse, self._advance = payloads, encoder, refuse, advance
+        self._bases: set[bytes] = set()
         self._pack_of: dict[bytes, str] = {}
         self._used: Counter[str] = Counter()
         self._own: list[NewPack] = []
@@ -85,6 +81,11 @@ class ChunkWriter:
             digests += self._write_window(window)
         return digests
 
+    @property
+    def bases(self) -> bytes:
+        """The digests of all chunks that others rest on, one after the other."""
+        return b"".join(sorted(self._bases))
+
     def finish(self) -> tuple[list[NewPack], dict[str, int]]:
         """Wait until everything is durable; this session's own packs, and how many bytes are needed of each pack."""
         if self._builder.frames:
@@ -97,13 +98,18 @@ class ChunkWriter:
         digests = self._spread(self._digest, window)
         unseen = list({digest for digest in digests if digest not in self._pack_of})
         found = self._catalog.pin(self._session_id, unseen) if unseen else {}
-        for digest, location in found.items():
-            self._pack_of[digest] = location.pack
-            self._used[location.pack] += location.length
+        for location in found.values():
+            self._rely_on(location)
         fresh = {digest: piece for digest, piece in zip(digests, window, strict=True) if digest not in self._pack_of}
         if fresh:
             self.store(fresh)
         return digests
+
+    def _rely_on(self, location: ChunkLocation) -> None:
+        self._bases.update(location.bases)
+        if location.digest not in self._pack_of:
+            self._pack_of[location.digest] = location.pack
+            self._used[location.pack] += location.length
 
     def _digest(self, group: list[Piece]) -> list[bytes]:
         found = [self._payloads.digest.compute(piece.data) for piece in group]
@@ -120,19 +126,25 @@ class ChunkWriter:
         if self._refuse is not None:
             raise self._refuse
         self._reserve(sum(len(piece.data) for piece in fresh.values()) // packs.TARGET_BYTES)
+        near = self._encoder.near(fresh, partial(self._catalog.pin, self._session_id))
         for batch in groups(fresh.items(), lambda item: len(item[1].data), _WINDOW_COPIES, _WINDOW_CHUNKS):
-            encoded = self._spread(_encode, (piece for _, piece in batch))
-            for (digest, piece), (codec, payload) in zip(batch, encoded, strict=True):
-                self._append(digest, codec, payload, len(piece.data))
+            parts = groups(batch, lambda item: len(item[1].data), _BATCH_BYTES, _BATCH_CHUNKS)
+            for made in self._workers.map(partial(self._encoder.encode, near=near), parts):
+                for chunk in made:
+                    if chunk.base:
+                        self._bases.add(chunk.base)
+                        self._rely_on(near[chunk.digest])
+                    self.append(chunk)
 
-    def _append(self, digest: bytes, codec: int, payload: Buffer, raw_length: int) -> None:
-        if self._builder.frames and self._builder.size + len(payload) > packs.TARGET_BYTES:
+    def append(self, chunk: NewChunk) -> None:
+        """Put an encoded chunk on its way into a pack as it is; that what it rests on stays is for the caller."""
+        if self._builder.frames and self._builder.size + len(chunk.payload) > packs.TARGET_BYTES:
             self._put_pack()
         self._reserve(1)
-        offset = self._builder.next_offset(digest)
-        sealed = self._payloads.seal(self._names[-1], offset, codec, digest, payload)
-        self._builder.add(digest, codec, sealed, raw_length)
-        self._pack_of[digest] = self._names[-1]
+        offset = self._builder.next_offset(chunk.digest, chunk.base)
+        payload = self._payloads.seal(self._names[-1], offset, chunk.codec, chunk.digest, chunk.payload)
+        self._builder.add(chunk.digest, chunk.codec, payload, chunk.raw_length, chunk.base)
+        self._pack_of[chunk.digest] = self._names[-1]
 
     def _reserve(self, count: int) -> None:
         names = [uuid.uuid4().hex for _ in range(count - len(self._names))]
@@ -152,10 +164,6 @@ class ChunkWriter:
 
 def _location(frame: packs.Frame, pack: str) -> ChunkLocation:
     return ChunkLocation(frame.digest, pack, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)
-
-
-def _encode(group: list[Piece]) -> list[tuple[int, Buffer]]:
-    return [encode(piece.data) for piece in group]
 
 
 def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

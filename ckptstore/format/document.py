@@ -29,7 +29,10 @@ _KEY = re.compile(r"manifests/[^/]+/\d{12,19}\.[0-9a-f]{32}\.manifest")
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a commit is: its address, metadata and manifest, and the names of the packs that hold its chunks."""
+    """Everything a commit is: its address, metadata and manifest, and the names of the packs that hold its chunks.
+
+    `bases` holds, one after the other, the digests of the chunks that those of the manifest rest on.
+    """
 
     store: str
     id: str
@@ -41,6 +44,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes
     packs: tuple[str, ...]
     manifest: Manifest
+    bases: bytes = b""
 
 
 _ENCODER = msgspec.msgpack.Encoder()

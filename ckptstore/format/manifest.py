@@ -56,7 +56,12 @@ Entry = TensorEntry | ValueEntry
 
 def chunk_digests(entry: Entry, digest_size: int) -> list[bytes]:
     """The digests of an entry's chunks, in the order of its grid."""
-    return [entry.chunks[at : at + digest_size] for at in range(0, len(entry.chunks), digest_size)]
+    return split_digests(entry.chunks, digest_size)
+
+
+def split_digests(joined: bytes, digest_size: int) -> list[bytes]:
+    """Digests that stand one after the other."""
+    return [joined[at : at + digest_size] for at in range(0, len(joined), digest_size)]
 
 
 class Container(msgspec.Struct, frozen=True, array_like=True):

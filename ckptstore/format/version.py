@@ -10,7 +10,9 @@ from ckptstore.format.digests import checksum
 KEY = "ckptstore.json"
 FORMAT = 1
 ENCRYPTION = "encryption"
-FEATURES: frozenset[str] = frozenset({ENCRYPTION})
+DELTAS = "deltas"
+"""Chunks may rest on others, which gc must spare."""
+FEATURES: frozenset[str] = frozenset({DELTAS, ENCRYPTION})
 """Features that this version understands. A store that requires another is refused before its data is touched."""
 
 MIB = 1 << 20

@@ -62,6 +62,6 @@ def check_data(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterat
 
 def _check_chunk(chunks: ChunkStore, key: str, data: memoryview, location: ChunkLocation) -> Iterator[Problem]:
     try:
-        chunks.payloads.decode(location, data[location.offset : location.offset + location.length])
+        chunks.decode(location, data[location.offset : location.offset + location.length])
     except CkptStoreError as error:
         yield Problem(key, f"the chunk at {location.offset}: {error}", location.digest)

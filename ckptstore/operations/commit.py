@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -18,9 +19,11 @@ from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced, StepExists, StorageError
 from ckptstore.format import document, version
+from ckptstore.format.codecs import BYTES
 from ckptstore.format.grid import Grid, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, Value, ValueEntry, logical_bytes
 from ckptstore.operations.history import Draft
+from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.session import writing_session
 from ckptstore.patience import patiently
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes, plain_bytes
@@ -73,9 +76,9 @@ def _commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance, refu
 
 def _write(chunks: ChunkStore, writer: ChunkWriter, flat: Flat, draft: Draft, name: str) -> NewCommit:
     with writer:
-        manifest = _write_leaves(writer, flat, chunks.config.chunk_bytes)
+        manifest = _write_leaves(writer, flat, chunks.config.chunk_bytes, Lineage(chunks, draft.parent))
         own, needs = writer.finish()
-    return _new_commit(chunks, manifest, draft, name, own, needs)
+    return _new_commit(chunks, manifest, draft, name, own, needs, writer.bases)
 
 
 def _make_exist(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
@@ -109,7 +112,13 @@ def _exists(chunks: ChunkStore, draft: Draft) -> bool:
 
 
 def _new_commit(
-    chunks: ChunkStore, manifest: Manifest, draft: Draft, name: str, own: list[NewPack], needs: dict[str, int]
+    chunks: ChunkStore,
+    manifest: Manifest,
+    draft: Draft,
+    name: str,
+    own: list[NewPack],
+    needs: dict[str, int],
+    bases: bytes,
 ) -> NewCommit:
     key = document.document_key(draft.run, draft.step, name)
     content = chunks.digest.compute(document.encode_manifest(manifest))
@@ -124,6 +133,7 @@ def _new_commit(
         content=content,
         packs=tuple(sorted(needs)),
         manifest=manifest,
+        bases=bases,
     )
     data = chunks.encode_document(body, key)
     return NewCommit(
@@ -151,26 +161,26 @@ class _Planned:
     entry: Entry
     grid: Grid | None
 
-    def pieces(self) -> Iterator[Piece]:
-        """The raw bytes of its chunks."""
+    def pieces(self, base: Callable[[Entry, int], bytes]) -> Iterator[Piece]:
+        """Its chunks; `base` knows what they may rest on."""
         if self.grid is None:
             return
         array = self.leaf.tensor if isinstance(self.leaf, TensorLeaf) else np.frombuffer(self.leaf, np.uint8)
+        form = self.leaf.form if isinstance(self.leaf, TensorLeaf) else BYTES
         plain = plain_bytes(array)
-        if plain is None:
-            for number in range(len(self.grid)):
-                yield Piece(chunk_bytes(array, *self.grid.box(number)), copied=True)
-            return
         at = 0
-        for size in self.grid.sizes(array.itemsize):
-            yield Piece(plain[at : at + size], copied=False)
+        for number, size in enumerate(self.grid.sizes(array.itemsize)):
+            copied = plain is None
+            data = chunk_bytes(array, *self.grid.box(number)) if plain is None else plain[at : at + size]
+            yield Piece(data, copied, form, partial(base, self.entry, number))
             at += size
 
 
-def _write_leaves(writer: ChunkWriter, flat: Flat, most: int) -> Manifest:
+def _write_leaves(writer: ChunkWriter, flat: Flat, most: int, lineage: Lineage) -> Manifest:
     repeated = {path: group[0] for group in flat.aliases for path in group[1:]}
     planned = {path: _plan(leaf, most) for path, leaf in flat.leaves.items() if path not in repeated}
-    digests = iter(writer.write(piece for item in planned.values() for piece in item.pieces()))
+    pieces = (piece for path, item in planned.items() for piece in item.pieces(partial(lineage.base, path)))
+    digests = iter(writer.write(pieces))
     entries: dict[str, Entry] = {}
     for path in flat.leaves:
         if path in repeated:

@@ -7,6 +7,7 @@ are undone), and commits that died just before they began to exist (they do exis
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
 from ckptstore.catalog.base import NewCommit, NewPack
+from ckptstore.catalog.places import Places
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.errors import CkptStoreError, CorruptData, InvalidArgument, MissingData
@@ -69,8 +71,11 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     """
     left_out: list[LeftOut] = []
     held = dict(_read_packs(chunks.storage, left_out))
-    places = {chunk.digest: pack.name for pack in held.values() for chunk in pack.chunks}
-    candidates = _newest(_read_documents(chunks, places.keys(), left_out), left_out)
+    places = Places()
+    for pack in held.values():
+        for chunk in pack.chunks:
+            places.add(0, chunk)
+    candidates = _newest(_read_documents(chunks, places, left_out), left_out)
     live = {pack.name for pack in chunks.catalog.packs()}
     for batch in _batched(_parents_first(candidates)):
         for candidate, data in zip(batch, _each(batch, lambda one: chunks.storage.get(one.key)), strict=True):
@@ -81,15 +86,14 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
 
 
 def _enter(
-    chunks: ChunkStore, key: str, data: bytes, held: Mapping[str, NewPack], places: Mapping[bytes, str], live: set[str]
+    chunks: ChunkStore, key: str, data: bytes, held: Mapping[str, NewPack], places: Places, live: set[str]
 ) -> set[str]:
     """Make a commit through the writers' own door; the packs it needs."""
     written = chunks.decode_document(data, key)
     digests = document_digests(written, chunks.digest.size)
-    needs = {
-        name: sum(chunk.length for chunk in held[name].chunks if chunk.digest in digests)
-        for name in {places[digest] for digest in digests}
-    }
+    needs: Counter[str] = Counter()
+    for location in places.closure(digests, within=digests).values():
+        needs[location.pack] += location.length
     own = [held[name] for name in sorted(needs.keys() - live)]
     new = NewCommit(
         id=written.id,
@@ -122,23 +126,23 @@ def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[tuple[str
             yield pack.name, pack
 
 
-def _read_documents(chunks: ChunkStore, known: Iterable[bytes], left_out: list[LeftOut]) -> Iterator[_Candidate]:
-    there = frozenset(known)
+def _read_documents(chunks: ChunkStore, places: Places, left_out: list[LeftOut]) -> Iterator[_Candidate]:
     keys = [info.key for info in chunks.storage.list("manifests/")]
-    for key, found in zip(keys, _each(keys, lambda key: _or_reason(lambda: _check(chunks, key, there))), strict=True):
+    for key, found in zip(keys, _each(keys, lambda key: _or_reason(lambda: _check(chunks, key, places))), strict=True):
         if isinstance(found, str):
             left_out.append(LeftOut(key, found))
         else:
             yield found
 
 
-def _check(chunks: ChunkStore, key: str, there: frozenset[bytes]) -> _Candidate:
+def _check(chunks: ChunkStore, key: str, places: Places) -> _Candidate:
     written = chunks.decode_document(chunks.storage.get(key), key)
     check_consistent(written.manifest, chunks.digest.size, key)
     _check_address(written, key)
     if written.store != chunks.config.id or key != document.document_key(written.run, written.step, written.id):
         raise CorruptData(f"{key} is of another store or commit than its name says")
-    missing = document_digests(written, chunks.digest.size) - there
+    digests = document_digests(written, chunks.digest.size)
+    missing = digests - places.closure(digests, within=digests).keys()
     if missing:
         address = f"{written.run}@{written.step}"
         raise MissingData(f"{address}: {len(missing)} of its chunks are in no pack, {min(missing).hex()} among them")

@@ -7,9 +7,10 @@ storage as long as anything is lost. A manifest document is in the catalog and i
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
 
 from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewPack, Rewrite
 from ckptstore.chunkstore import ChunkStore, Piece
@@ -17,7 +18,7 @@ from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import CkptStoreError, CorruptData, ObjectNotFound, StepNotFound
 from ckptstore.format import document, version
 from ckptstore.format.packs import TARGET_BYTES, pack_key
-from ckptstore.operations.manifests import any_document, document_digests, users_of
+from ckptstore.operations.manifests import any_document, commit_digests, document_digests, users_of
 from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
@@ -72,6 +73,7 @@ class RepairPlan:
         documents = sum(_mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
         saved = sum(_retire(chunks, pack, bad, self.source) for pack in self.packs)
         saved += _heal(chunks, self.source)
+        _note_resting(chunks)
         lost = (*_unreadable(chunks), *_leaves(chunks, set(chunks.catalog.lost())))
         return RepairReport(len(self.packs), saved, documents, lost)
 
@@ -126,23 +128,28 @@ def _needs(chunks: ChunkStore, pack: str) -> dict[str, set[bytes]]:
 
 
 def _copies(chunks: ChunkStore, wanted: set[bytes], bad: set[str]) -> dict[bytes, ChunkLocation]:
-    """Those of the chunks that lie in good packs as well."""
-    return {copy.digest: copy for copy in chunks.catalog.copies(sorted(wanted)) if copy.pack not in bad}
+    """Those of the chunks that lie whole in good packs as well."""
+    copies = chunks.catalog.copies(sorted(wanted))
+    return {copy.digest: copy for copy in copies if copy.pack not in bad and not copy.base}
 
 
 def _rescued(
     chunks: ChunkStore, packs: Sequence[str], source: ChunkStore | None, wanted: set[bytes]
 ) -> Iterator[tuple[bytes, memoryview]]:
-    """Each chunk that is found in what is left of packs that are bad now or were earlier, or in the other store."""
+    """Each chunk that is found in what is left of packs that are bad now or were earlier, in good ones, or in the other
+    store.
+    """
     missing = set(wanted)
-    for pack in (*packs, *(pack.name for pack in chunks.catalog.packs() if pack.state == "damaged")):
+    damaged = (*packs, *(pack.name for pack in chunks.catalog.packs() if pack.state == "damaged"))
+    places = [partial(from_pack, chunks, pack) for pack in damaged] + [
+        partial(from_store, store) for store in (chunks, source) if store is not None
+    ]
+    for find in places:
         if not missing:
             return
-        for digest, raw in from_pack(chunks, pack, missing):
+        for digest, raw in find(set(missing)):
             missing.discard(digest)
             yield digest, raw
-    if source is not None:
-        yield from from_store(source, missing)
 
 
 def _retire(chunks: ChunkStore, pack: str, bad: set[str], source: ChunkStore | None) -> int:
@@ -164,12 +171,31 @@ def _heal(chunks: ChunkStore, source: ChunkStore | None) -> int:
     lost = set(chunks.catalog.lost())
     if not lost:
         return 0
-    here = chunks.catalog.locate(sorted(lost)).keys()  # a commit may have brought it before it was told to be lost
     with writing_session(chunks.catalog) as session:
-        found = chain(from_store(chunks, here), _rescued(chunks, [], source, lost - here))
-        own = _store(chunks, session, found)
+        own = _store(chunks, session, _rescued(chunks, [], source, lost))
         chunks.catalog.rewrite(session, Rewrite(own, [], {}))
     return sum(len(new.chunks) for new in own)
+
+
+def _note_resting(chunks: ChunkStore) -> None:
+    """What rests on what is lost is lost too, so that whoever brings it back, whole, heals the commits."""
+    known: dict[str, set[bytes]] = defaultdict(set)
+    for digest, commits in chunks.catalog.lost().items():
+        for commit in commits:
+            known[commit].add(digest)
+    found = {commit: _unreadable_chunks(chunks, commit) - lost for commit, lost in known.items()}
+    fresh = {commit: sorted(digests) for commit, digests in found.items() if digests}
+    if fresh:
+        with writing_session(chunks.catalog) as session:
+            chunks.catalog.rewrite(session, Rewrite([], [], {commit: {} for commit in fresh}, fresh))
+
+
+def _unreadable_chunks(chunks: ChunkStore, commit: str) -> set[bytes]:
+    try:
+        digests = commit_digests(chunks, commit)
+    except (CorruptData, StepNotFound):
+        return set()
+    return digests - chunks.catalog.locate(list(digests)).keys()
 
 
 def _store(chunks: ChunkStore, session: str, found: Iterator[tuple[bytes, memoryview]]) -> list[NewPack]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore import ChunkStore, Fetch
@@ -19,11 +19,12 @@ def from_pack(chunks: ChunkStore, pack: str, wanted: set[bytes]) -> Iterator[Fou
         data = memoryview(chunks.storage.get(pack_key(pack)))
     except ObjectNotFound:
         return
-    for frame in salvage(data):
-        if frame.digest in wanted and frame.raw_length <= chunks.config.chunk_bytes:
-            raw = _decoded(chunks, location_of(frame, pack), data[frame.offset : frame.offset + frame.length])
-            if raw is not None:
-                yield frame.digest, raw
+    places = {frame.digest: location_of(frame, pack) for frame in salvage(data)}
+    for digest in wanted & places.keys():
+        try:
+            yield digest, _decoded(chunks, places, data, digest)
+        except (CkptStoreError, RecursionError):
+            continue
 
 
 def from_store(source: ChunkStore, wanted: Iterable[bytes]) -> Iterator[Found]:
@@ -47,8 +48,11 @@ def check_source(chunks: ChunkStore, source: ChunkStore) -> None:
         raise InvalidArgument(f"{told}: only a store of the same digest can help out")
 
 
-def _decoded(chunks: ChunkStore, location: ChunkLocation, payload: memoryview) -> memoryview | None:
-    try:
-        return chunks.payloads.decode(location, payload)
-    except CkptStoreError:
-        return None
+def _decoded(chunks: ChunkStore, places: Mapping[bytes, ChunkLocation], data: memoryview, digest: bytes) -> memoryview:
+    """A chunk's raw bytes, and before them those of what it rests on: from this pack, or else from the store."""
+    location = places.get(digest)
+    if location is None or location.raw_length > chunks.config.chunk_bytes:
+        return chunks.raw([digest])[0]
+    bases = [_decoded(chunks, places, data, base) for base in location.bases]
+    payload = chunks.payloads.opened(location, data[location.offset : location.offset + location.length])
+    return chunks.payloads.decode(location, payload, bases=bases)

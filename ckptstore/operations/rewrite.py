@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import ChunkLocation, Rewrite
-from ckptstore.chunkstore import ChunkStore, Fetch, Piece
+from ckptstore.chunkstore import ChunkStore, Fetch, NewChunk
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import CorruptData, SessionFenced, StepNotFound
+from ckptstore.format.codecs import encode
 from ckptstore.format.packs import TARGET_BYTES
 from ckptstore.operations.manifests import commit_digests
 from ckptstore.operations.session import writing_session
@@ -22,12 +23,16 @@ _BATCH_PACKS = 256
 
 @dataclass(frozen=True, slots=True)
 class _Waste:
-    """A pack, the payload bytes it holds, the chunks of it that commits need, and which commit needs which."""
+    """A pack, the payload bytes it holds, the chunks of it that commits need, and which commit needs which.
+
+    `alone` are those that some commit needs without what they rest on there: it found them elsewhere.
+    """
 
     pack: str
     held_bytes: int
     needed: dict[bytes, ChunkLocation]
     users: dict[str, set[bytes]] = field(default_factory=dict)
+    alone: set[bytes] = field(default_factory=set)
 
     @property
     def raw_bytes(self) -> int:
@@ -70,15 +75,16 @@ def _survey(chunks: ChunkStore, names: set[str] | None) -> list[_Waste]:
     held = {pack: {chunk.digest: chunk for chunk in chunks.catalog.pack_chunks(pack)} for pack in suspects}
     found = {pack: _Waste(pack, sum(chunk.length for chunk in held[pack].values()), {}) for pack in suspects}
     for commit, packs in users.items():
-        for pack, digests in _needs(chunks, commit, packs, held):
+        for pack, digests, alone in _needs(chunks, commit, packs, held):
             found[pack].users[commit] = digests
+            found[pack].alone.update(alone)
             found[pack].needed.update((digest, held[pack][digest]) for digest in digests)
     return [waste for waste in found.values() if _is_waste(waste)]
 
 
 def _needs(
     chunks: ChunkStore, commit: str, packs: Sequence[str], held: dict[str, dict[bytes, ChunkLocation]]
-) -> Iterator[tuple[str, set[bytes]]]:
+) -> Iterator[tuple[str, set[bytes], set[bytes]]]:
     try:
         digests = commit_digests(chunks, commit)
     except StepNotFound:
@@ -86,7 +92,8 @@ def _needs(
     except CorruptData:
         digests = set().union(*(held[pack] for pack in packs))  # nobody knows: all of it
     for pack in packs:
-        yield pack, digests & held[pack].keys()
+        here = digests & held[pack].keys()
+        yield pack, here, {digest for digest in here if not digests.issuperset(held[pack][digest].bases)}
 
 
 def _is_waste(waste: _Waste) -> bool:
@@ -97,11 +104,13 @@ def _is_waste(waste: _Waste) -> bool:
 def _rewrite(chunks: ChunkStore, wastes: Sequence[_Waste]) -> int:
     """The bytes of the new packs."""
     needed = {digest: chunk for waste in wastes for digest, chunk in waste.needed.items()}
+    alone = set().union(*(waste.alone for waste in wastes))
     with writing_session(chunks.catalog) as session:
-        if chunks.catalog.pin(session, list(needed)).keys() != needed.keys():
+        if not chunks.catalog.pin(session, list(needed)).keys() >= needed.keys():
             raise SessionFenced("gc has taken packs that were to be rewritten: collect again")
         with chunks.writer(session) as writer:
-            writer.store(_fetched(chunks, needed))
+            for chunk in _fetched(chunks, needed, alone):
+                writer.append(chunk)
             own, _ = writer.finish()
         places = {chunk.digest: chunk for pack in own for chunk in pack.chunks}
         needs = needs_at(_moved(wastes), places)
@@ -109,11 +118,20 @@ def _rewrite(chunks: ChunkStore, wastes: Sequence[_Waste]) -> int:
     return sum(pack.size for pack in own)
 
 
-def _fetched(chunks: ChunkStore, needed: Mapping[bytes, ChunkLocation]) -> dict[bytes, Piece]:
-    """The chunks, verified as on every read."""
-    found = {digest: memoryview(bytearray(chunk.raw_length)) for digest, chunk in needed.items()}
-    chunks.fetch([Fetch(digest, len(raw), "rewriting packs", out=raw) for digest, raw in found.items()])
-    return {digest: Piece(raw, copied=True) for digest, raw in found.items()}
+def _fetched(chunks: ChunkStore, needed: Mapping[bytes, ChunkLocation], alone: set[bytes]) -> list[NewChunk]:
+    """The chunks, verified, encoded as they are or, where a commit may lack what they rest on, whole."""
+    found: list[NewChunk] = []
+
+    def keep(location: ChunkLocation, payload: memoryview, raw: memoryview) -> None:
+        digest, same = location.digest, location.base == needed[location.digest].base and location.digest not in alone
+        if same or not location.base:
+            found.append(NewChunk(digest, location.codec, bytes(payload), len(raw), location.base))
+        else:
+            made = encode(raw)
+            found.append(NewChunk(digest, made.codec, bytes(made.payload), len(raw)))
+
+    chunks.fetch([Fetch(digest, chunk.raw_length, "rewriting packs", relay=keep) for digest, chunk in needed.items()])
+    return found
 
 
 def needs_at(digests: Mapping[str, set[bytes]], places: Mapping[bytes, ChunkLocation]) -> dict[str, Counter[str]]:

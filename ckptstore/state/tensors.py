@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from ckptstore.errors import CorruptData, StateError
+from ckptstore.format.codecs import Form
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.state.dtypes import dtype_name, numpy_dtype, torch_dtype
+from ckptstore.state.dtypes import dtype_name, number_form, numpy_dtype, torch_dtype
 
 Array = Tensor | np.ndarray[Any, Any]
 
@@ -46,6 +47,11 @@ class TensorLeaf:
     def itemsize(self) -> int:
         """Bytes of an element."""
         return self.tensor.itemsize
+
+    @property
+    def form(self) -> Form:
+        """What its bytes are, for codecs."""
+        return number_form(self.tensor.dtype)
 
     @property
     def shape(self) -> Index:

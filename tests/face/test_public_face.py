@@ -111,7 +111,7 @@ SIGNATURES = {
 }
 OPEN = (
     "(url, *, catalog=None, run='main', create=True, read_only=False, digest='xxh3_128', chunk_bytes=4194304, "
-    "storage_options=None, encrypt=False, key_file=None)"
+    "compression='auto', storage_options=None, encrypt=False, key_file=None)"
 )
 
 

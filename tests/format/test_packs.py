@@ -19,7 +19,7 @@ CHUNKS = st.lists(st.binary(max_size=300) | st.integers(0, 3000).map(bytes), max
 def build(chunks, *, base=b""):
     builder = packs.PackBuilder()
     for chunk in chunks:
-        codec, payload = encode(memoryview(chunk))
+        codec, payload, _ = encode(memoryview(chunk))
         builder.add(DIGEST.compute(chunk), codec, payload, len(chunk), base)
     return b"".join(builder.finish()), builder
 
@@ -132,7 +132,7 @@ def test_codecs_give_back_what_they_took(data, codec):
 @settings(max_examples=30)
 @given(st.binary(max_size=20000))
 def test_the_chosen_codec_never_grows(data):
-    codec, payload = encode(memoryview(data))
+    codec, payload, _ = encode(memoryview(data))
     assert len(payload) <= len(data)
     assert (codec == RAW.number) == (len(payload) == len(data))
 

@@ -1,0 +1,101 @@
+"""How a new chunk is encoded: whole, or as what changed in a chunk that the store has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckptstore.catalog.base import ChunkLocation
+from ckptstore.errors import CorruptData
+from ckptstore.format.codecs import BYTES, Form, Level, encode
+from ckptstore.storage.base import Buffer
+
+_SMALLEST = 4096
+"""Smaller chunks are stored whole: looking for what they rest on would cost more than it saves."""
+
+
+class Piece(NamedTuple):
+    """A chunk's raw bytes.
+
+    Attributes:
+        data: the bytes.
+        copied: whether they are not the caller's own memory.
+        form: what they are.
+        base: tells the digest of a chunk that may be much like this one; empty when there is none.
+    """
+
+    data: memoryview
+    copied: bool
+    form: Form = BYTES
+    base: Callable[[], bytes] = bytes
+
+
+class NewChunk(NamedTuple):
+    """An encoded chunk that is not in a pack yet; `base` as in `ChunkLocation`."""
+
+    digest: bytes
+    codec: int
+    payload: Buffer
+    raw_length: int
+    base: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Encodes chunks for one store.
+
+    Attributes:
+        level: what time may be spent on it.
+        may_rest: whether a chunk may rest on another; asked when there is one.
+        raw: reads chunks of the store.
+    """
+
+    level: Level
+    may_rest: Callable[[], bool]
+    raw: Callable[[Sequence[bytes]], list[memoryview]]
+
+    def near(
+        self, fresh: Mapping[bytes, Piece], pin: Callable[[Sequence[bytes]], Mapping[bytes, ChunkLocation]]
+    ) -> dict[bytes, ChunkLocation]:
+        """Digest → a whole chunk of the same length that it may rest on, pinned."""
+        if self.level not in {"auto", "best"}:
+            return {}
+        told = {digest: piece.base() for digest, piece in fresh.items() if len(piece.data) >= _SMALLEST}
+        bases = {digest: base for digest, base in told.items() if base}
+        if not bases or not self.may_rest():
+            return {}
+        found = pin(list(set(bases.values())))
+        roots = {digest: _root(found, base) for digest, base in bases.items()}
+        return {
+            digest: root
+            for digest, root in roots.items()
+            if root is not None and root.raw_length == len(fresh[digest].data)
+        }
+
+    def encode(self, group: Sequence[tuple[bytes, Piece]], near: Mapping[bytes, ChunkLocation]) -> list[NewChunk]:
+        """Each chunk, on what it may rest or whole, whatever is smaller."""
+        bases = self._read({near[digest].digest for digest, _ in group if digest in near})
+        return [self._encode(digest, piece, near.get(digest), bases) for digest, piece in group]
+
+    def _encode(
+        self, digest: bytes, piece: Piece, near: ChunkLocation | None, bases: Mapping[bytes, memoryview]
+    ) -> NewChunk:
+        base = b"" if near is None else near.digest
+        made = encode(piece.data, piece.form, bases.get(base), self.level)
+        return NewChunk(digest, made.codec, made.payload, len(piece.data), base if made.uses_base else b"")
+
+    def _read(self, digests: set[bytes]) -> dict[bytes, memoryview]:
+        wanted = sorted(digests)
+        try:
+            return dict(zip(wanted, self.raw(wanted), strict=True)) if wanted else {}
+        except CorruptData:
+            return {}  # for verify to tell; nothing shall rest on it
+
+
+def _root(found: Mapping[bytes, ChunkLocation], digest: bytes) -> ChunkLocation | None:
+    """The whole chunk that a chunk is, or rests on: so nothing is ever more than one step away from a whole one."""
+    location = found.get(digest)
+    if location is not None and len(location.bases) == 1:
+        location = found[location.bases[0]]
+    return location if location is not None and not location.base else None
