@@ -112,7 +112,7 @@ def test_the_schema_is_checked():
     for change in bad:
         with pytest.raises(CorruptData, match="the/key"):
             document.decode(sealed(msgspec.msgpack.encode(FIELDS | change)), "the/key")
-    for field in FIELDS:
+    for field in FIELDS.keys() - {"bases"}:
         with pytest.raises(CorruptData, match=field):
             document.decode(sealed(msgspec.msgpack.encode({k: v for k, v in FIELDS.items() if k != field})), "x")
 
