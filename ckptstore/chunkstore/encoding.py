@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptstore.catalog.base import ChunkLocation
+from ckptstore.chunkstore.pace import Pace
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import BYTES, Form, Level, encode
 from ckptstore.storage.base import Buffer
@@ -47,20 +48,24 @@ class Encoder:
 
     Attributes:
         level: what time may be spent on it.
+        pace: knows how much of it pays when that is for us to say.
         may_rest: whether a chunk may rest on another; asked when there is one.
         raw: reads chunks of the store.
     """
 
     level: Level
+    pace: Pace
     may_rest: Callable[[], bool]
     raw: Callable[[Sequence[bytes]], list[memoryview]]
+
+    def effort(self) -> Level:
+        """The level for what comes next."""
+        return self.pace.choose() if self.level == "auto" else self.level
 
     def near(
         self, fresh: Mapping[bytes, Piece], pin: Callable[[Sequence[bytes]], Mapping[bytes, ChunkLocation]]
     ) -> dict[bytes, ChunkLocation]:
         """Digest → a whole chunk of the same length that it may rest on, pinned."""
-        if self.level not in {"auto", "best"}:
-            return {}
         told = {digest: piece.base() for digest, piece in fresh.items() if len(piece.data) >= _SMALLEST}
         bases = {digest: base for digest, base in told.items() if base}
         if not bases or not self.may_rest():
@@ -73,17 +78,17 @@ class Encoder:
             if root is not None and root.raw_length == len(fresh[digest].data)
         }
 
-    def encode(self, group: Sequence[tuple[bytes, Piece]], near: Mapping[bytes, ChunkLocation]) -> list[NewChunk]:
+    def encode(
+        self, group: Sequence[tuple[bytes, Piece]], effort: Level, near: Mapping[bytes, ChunkLocation]
+    ) -> list[NewChunk]:
         """Each chunk, on what it may rest or whole, whatever is smaller."""
         bases = self._read({near[digest].digest for digest, _ in group if digest in near})
-        return [self._encode(digest, piece, near.get(digest), bases) for digest, piece in group]
-
-    def _encode(
-        self, digest: bytes, piece: Piece, near: ChunkLocation | None, bases: Mapping[bytes, memoryview]
-    ) -> NewChunk:
-        base = b"" if near is None else near.digest
-        made = encode(piece.data, piece.form, bases.get(base), self.level)
-        return NewChunk(digest, made.codec, made.payload, len(piece.data), base if made.uses_base else b"")
+        found = []
+        for digest, piece in group:
+            base = near[digest].digest if digest in near else b""
+            made = encode(piece.data, piece.form, bases.get(base), effort)
+            found.append(NewChunk(digest, made.codec, made.payload, len(piece.data), base if made.uses_base else b""))
+        return found
 
     def _read(self, digests: set[bytes]) -> dict[bytes, memoryview]:
         wanted = sorted(digests)

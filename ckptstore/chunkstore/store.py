@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ckptstore.catalog.base import Catalog, ChunkLocation
 from ckptstore.chunkstore.encoding import Encoder
 from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.chunkstore.pace import Pace
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.reader import DEFAULT_BUDGET, Fetch, fetch
 from ckptstore.chunkstore.writer import ChunkWriter
@@ -29,6 +30,7 @@ class ChunkStore:
     config: StoreConfig
     sealer: Sealer | None = None
     compression: Level = "auto"
+    pace: Pace = field(init=False, default_factory=Pace, compare=False, repr=False)
     payloads: Payloads = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class ChunkStore:
 
     def writer(self, session: str, *, refuse: Exception | None = None, advance: Advance = ignore) -> ChunkWriter:
         """A writer for a session; with `refuse`, that is raised instead of storing the first chunk that is new."""
-        encoder = Encoder(self.compression, self._may_rest, self.raw)
+        encoder = Encoder(self.compression, self.pace, self._may_rest, self.raw)
         return ChunkWriter(self.storage, self.catalog, self.payloads, encoder, session, refuse, advance)
 
     def _may_rest(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Self, TypeVar
@@ -20,7 +20,8 @@ from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.format import packs
-from ckptstore.storage.base import Storage
+from ckptstore.format.codecs import Level
+from ckptstore.storage.base import Buffer, Storage
 
 T = TypeVar("T")
 
@@ -126,15 +127,24 @@ class ChunkWriter:
         if self._refuse is not None:
             raise self._refuse
         self._reserve(sum(len(piece.data) for piece in fresh.values()) // packs.TARGET_BYTES)
-        near = self._encoder.near(fresh, partial(self._catalog.pin, self._session_id))
+        near: dict[bytes, ChunkLocation] | None = None
         for batch in groups(fresh.items(), lambda item: len(item[1].data), _WINDOW_COPIES, _WINDOW_CHUNKS):
-            parts = groups(batch, lambda item: len(item[1].data), _BATCH_BYTES, _BATCH_CHUNKS)
-            for made in self._workers.map(partial(self._encoder.encode, near=near), parts):
-                for chunk in made:
-                    if chunk.base:
-                        self._bases.add(chunk.base)
-                        self._rely_on(near[chunk.digest])
-                    self.append(chunk)
+            effort = self._encoder.effort()
+            if near is None and effort == "best":
+                near = self._encoder.near(fresh, partial(self._catalog.pin, self._session_id))
+            self._store(batch, effort, near or {})
+
+    def _store(self, batch: list[tuple[bytes, Piece]], effort: Level, near: Mapping[bytes, ChunkLocation]) -> None:
+        parts = groups(batch, lambda item: len(item[1].data), _BATCH_BYTES, _BATCH_CHUNKS)
+        with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in batch)) as sizes:
+            encode = partial(self._encoder.encode, effort=effort, near=near if effort == "best" else {})
+            made = [chunk for part in self._workers.map(encode, parts) for chunk in part]
+            sizes += [len(chunk.payload) for chunk in made]
+        for chunk in made:
+            if chunk.base:
+                self._bases.add(chunk.base)
+                self._rely_on(near[chunk.digest])
+            self.append(chunk)
 
     def append(self, chunk: NewChunk) -> None:
         """Put an encoded chunk on its way into a pack as it is; that what it rests on stays is for the caller."""
@@ -159,7 +169,11 @@ class ChunkWriter:
         self._own.append(NewPack(name, builder.size, [_location(frame, name) for frame in frames]))
         if len(self._puts) >= _PACKS_IN_FLIGHT:
             self._puts[-_PACKS_IN_FLIGHT].result()
-        self._puts.append(self._putters.submit(self._storage.put, packs.pack_key(name), parts))
+        self._puts.append(self._putters.submit(self._put, packs.pack_key(name), parts, builder.size))
+
+    def _put(self, key: str, parts: Sequence[Buffer], size: int) -> None:
+        with self._encoder.pace.putting(size):
+            self._storage.put(key, parts)
 
 
 def _location(frame: packs.Frame, pack: str) -> ChunkLocation:

@@ -1,0 +1,99 @@
+"""What encoding is worth on a storage, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ckptstore.chunkstore.pace import Pace
+
+MIB = 1 << 20
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def seen(clock, *, write, fast, best):
+    """A pace that saw one pack written and both efforts; each as (bytes per second, share that is left)."""
+    pace = Pace(clock)
+    put(pace, clock, write)
+    encode(pace, clock, "fast", fast)
+    encode(pace, clock, "best", best)
+    return pace
+
+
+def put(pace, clock, rate):
+    with pace.putting(64 * MIB):
+        clock.now += 64 * MIB / rate
+
+
+def encode(pace, clock, effort, told):
+    rate, share = told
+    with pace.encoding(effort, 16 * MIB) as made:
+        clock.now += 16 * MIB / rate
+        made.append(int(16 * MIB * share))
+
+
+@pytest.mark.parametrize(
+    ("write", "fast", "best", "expected"),
+    [
+        (1e9, (3e9, 0.8), (5e8, 0.5), "fast"),
+        (3e9, (2e9, 0.8), (5e8, 0.5), "none"),
+        (1e8, (2e9, 0.8), (5e8, 0.5), "best"),
+        (1e9, (9e9, 1.0), (9e9, 1.0), "best"),  # nothing is lost by it
+        (1e9, (8e8, 0.8), (7e8, 0.1), "none"),
+    ],
+)
+def test_what_takes_least(write, fast, best, expected):
+    assert seen(Clock(), write=write, fast=fast, best=best).choose() == expected
+
+
+def test_each_is_tried_before_it_is_judged():
+    clock = Clock()
+    pace = Pace(clock)
+    tried = []
+    for _ in range(3):
+        tried.append(pace.choose())
+        encode(pace, clock, tried[-1], (1e6, 1.0))
+    assert set(tried[:2]) == {"best", "fast"}
+    assert tried[2] == "best"  # nothing was written yet: it is not known what less is worth
+    put(pace, clock, 1e9)
+    assert pace.choose() == "none"
+
+
+def test_what_changed_is_noticed():
+    clock = Clock()
+    pace = seen(clock, write=3e9, fast=(2e9, 0.8), best=(5e8, 0.5))
+    assert pace.choose() == "none"
+    for _ in range(32):
+        put(pace, clock, 1e8)
+    assert pace.choose() == "best"
+
+
+def test_two_at_once_count_once_in_time():
+    clock = Clock()
+    pace = seen(clock, write=1e9, fast=(3e9, 0.8), best=(1.9e9, 0.8))
+    for _ in range(32):
+        with pace.putting(64 * MIB), pace.putting(64 * MIB):
+            clock.now += 128 * MIB / 4e9
+    assert pace.choose() == "none"
+
+
+def test_a_failed_put_is_over():
+    clock = Clock()
+    pace = seen(clock, write=1e9, fast=(3e9, 0.8), best=(5e8, 0.5))
+    with pytest.raises(OSError), pace.putting(64 * MIB):
+        raise OSError
+    clock.now += 1e6
+    put(pace, clock, 1e9)
+    assert pace.choose() == "fast"
+
+
+def test_a_copy_in_another_process_begins_anew():
+    assert pickle.loads(pickle.dumps(seen(Clock(), write=1e9, fast=(1e9, 1), best=(1e9, 1)))).choose() == "best"
