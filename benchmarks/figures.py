@@ -132,3 +132,20 @@ def growth(few: str, many: str) -> Comparison:
     listing = [f"{row}, per commit" for row in ("steps", "log", "plan gc", "gc to the last 3")]
     rows = (*flat, "gc of a commit", *listing, "commit, after that", "plan gc, after that")
     return Comparison(many, few, _the_time, tuple(Figure(row, grown(row), 1.5, more=False) for row in flat), rows=rows)
+
+
+def _levels(row: str, own: str, peer: str) -> Callable[[Samples], float | None]:
+    return lambda samples: ratio(samples.median(row, own), samples.median(row, peer))
+
+
+LEVELS = Comparison(
+    "auto",
+    "none",
+    _the_time,
+    (
+        Figure("commit 1, auto to none", _levels("commit 1", "auto", "none"), 1.1, more=False),
+        Figure("commit a later one, auto to none", _levels("commit a later one", "auto", "none"), 1.1, more=False),
+        Figure("checkout 1, best to fast", _levels("checkout 1", "best", "fast"), 1.5, more=False),
+        Figure("checkout a later one, best to fast", _levels("checkout a later one", "best", "fast"), 1.5, more=False),
+    ),
+)
