@@ -15,6 +15,7 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
     │   ├── StepExists
     │   ├── StoreExists
     │   ├── StepProtected                a tag holds the step
+    │   ├── CommitInFlight               another background commit of the store has not ended
     │   ├── SessionFenced                the writer's lease ran out and gc took over
     │   └── GcRefused                    a tripwire stopped gc
     ├── StateError                       the state does not fit
@@ -99,6 +100,10 @@ class StoreExists(Conflict):
 
 class StepProtected(Conflict):
     """A tag holds the step that should be deleted."""
+
+
+class CommitInFlight(Conflict):
+    """Another background commit of the store has not ended, and nobody wants to wait for it."""
 
 
 class SessionFenced(Conflict):

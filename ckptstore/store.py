@@ -7,7 +7,6 @@ Operations that touch live state are imported when called: they import torch, wh
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +21,7 @@ from ckptstore.keeping import Keeping
 from ckptstore.opening import open_parts
 from ckptstore.operations import address, history
 from ckptstore.operations.address import LATEST, Ref
+from ckptstore.operations.background import Background, WhenBusy
 from ckptstore.operations.diff import Diff, compare_commits
 from ckptstore.operations.paths import as_globs
 from ckptstore.operations.view import ManifestView
@@ -100,8 +100,7 @@ class Store(Keeping):
 
     def __init__(self, parts: ChunkStore, run: str) -> None:
         super().__init__(parts, run)
-        self._flight: CommitHandle | None = None
-        self._turn = threading.Lock()
+        self._background = Background(parts)
 
     def __repr__(self) -> str:
         return f"<ckptstore.Store {self.url} run={self._run!r}>"
@@ -125,9 +124,9 @@ class Store(Keeping):
         return self._run
 
     def close(self) -> None:
-        """Wait for a background commit, raise its error if nobody saw it, and give back the catalog's connections."""
+        """Wait for a background commit, raise its error if nobody saw it, and give back memory and connections."""
         try:
-            self._land()
+            self._background.close()
         finally:
             self._parts.catalog.close()
 
@@ -167,7 +166,7 @@ class Store(Keeping):
         from ckptstore.operations.commit import commit
         from ckptstore.state.tree import flatten
 
-        self._land()
+        self._background.land()
         draft = self._draft(step, metadata, parent, run)
         flat = flatten(app_state, allow_pickle=allow_pickle)
         return commit(self._parts, flat, draft, meter(progress, "commit", flat.nbytes))
@@ -181,25 +180,34 @@ class Store(Keeping):
         parent: Ref | None = None,
         run: str | None = None,
         allow_pickle: bool = False,
+        just_in_time: bool = True,
+        when_busy: WhenBusy = "wait",
     ) -> CommitHandle:
-        """Copy the state, return, and commit the copy in the background. Arguments and errors as for `commit`.
+        """Set the state apart, return, and commit it in the background. Errors as for `commit`.
 
-        When this returns, the state is staged: training may change it. One commit is in flight at a time; the next
-        one waits for it. An error of the background commit is raised by the handle's `result`, or else by the store's
-        next commit or `close`, and told at exit if all of these never came.
+        An error of the background commit is raised by the handle's `result`, or else by the store's next commit or
+        `close`, and told at exit if all of these never came.
+
+        Args:
+            app_state: see `commit`.
+            step: see `commit`.
+            metadata: see `commit`.
+            parent: see `commit`.
+            run: see `commit`.
+            allow_pickle: see `commit`.
+            just_in_time: leave parameters and state of the optimizers in `app_state` (also in its dicts and lists)
+                where they are, and copy what is still to be written when one of them is about to step. Until
+                then, or until the handle's `wait_staged` returns, nobody else may change them: the commit fails
+                with StateError then, unless the change went past torch's version counters, as by `.data`. All
+                else, and everything without `just_in_time`, is copied before this returns, unless it is unchanged.
+            when_busy: "wait" for the background commit in flight, or "raise" CommitInFlight.
         """
-        from ckptstore.operations.background import CommitHandle
-        from ckptstore.operations.commit import commit
-        from ckptstore.state.staging import stage
         from ckptstore.state.tree import flatten
 
-        with self._turn:
-            self._land()
+        with self._background.turn(when_busy):
             draft = self._draft(step, metadata, parent, run)
-            flat = stage(flatten(app_state, allow_pickle=allow_pickle))
-            self._flight = handle = CommitHandle(flat.nbytes)
-            handle.run(lambda: commit(self._parts, flat, draft, handle.advance))
-        return handle
+            flat = flatten(app_state, allow_pickle=allow_pickle)
+            return self._background.launch(flat, draft, just_in_time=just_in_time)
 
     def tag(self, name: str, step: Ref) -> None:
         """Give a commit a name in its run, taking the name from another. Tagged commits are never collected."""
@@ -270,6 +278,7 @@ class Store(Keeping):
             return checkout(self._parts, view, globs, skip_damaged=skip_damaged, **options)
         if skip_damaged:
             raise InvalidArgument("skip_damaged with into: live objects are not filled in part; choose by paths=")
+        self._background.settle()
         restore(self._parts, view, into, globs, strict=strict, **options)
         return into
 
@@ -372,9 +381,3 @@ class Store(Keeping):
         name = self._run if run is None else address.check_name("run", run)
         base = None if parent is None else self._find(parent)
         return history.draft(self._parts.catalog, name, step, base, metadata)
-
-    def _land(self) -> None:
-        """Wait for the commit in flight."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.surface()

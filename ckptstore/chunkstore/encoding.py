@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore.pace import Pace
@@ -16,20 +16,32 @@ _SMALLEST = 4096
 """Smaller chunks are stored whole: looking for what they rest on would cost more than it saves."""
 
 
+class Loan(Protocol):
+    """Memory that its owner wants to change soon."""
+
+    def keep(self) -> memoryview:
+        """A copy of its bytes that lasts."""
+
+    def end(self) -> None:
+        """Let it change."""
+
+
 class Piece(NamedTuple):
     """A chunk's raw bytes.
 
     Attributes:
         data: the bytes.
-        copied: whether they are not the caller's own memory.
+        copied: whether they are not the caller's own memory, or only on loan.
         form: what they are.
         base: tells the digest of a chunk that may be much like this one; empty when there is none.
+        loan: to be ended once nobody looks at them any more.
     """
 
     data: memoryview
     copied: bool
     form: Form = BYTES
     base: Callable[[], bytes] = bytes
+    loan: Loan | None = None
 
 
 class NewChunk(NamedTuple):

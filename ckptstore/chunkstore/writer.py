@@ -102,8 +102,12 @@ class ChunkWriter:
         for location in found.values():
             self._rely_on(location)
         fresh = {digest: piece for digest, piece in zip(digests, window, strict=True) if digest not in self._pack_of}
+        lasting = self._spread(_keep, fresh.values())
+        for piece in window:
+            if piece.loan is not None:
+                piece.loan.end()
         if fresh:
-            self.store(fresh)
+            self.store(dict(zip(fresh, lasting, strict=True)))
         return digests
 
     def _rely_on(self, location: ChunkLocation) -> None:
@@ -178,6 +182,10 @@ class ChunkWriter:
 
 def _location(frame: packs.Frame, pack: str) -> ChunkLocation:
     return ChunkLocation(frame.digest, pack, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)
+
+
+def _keep(group: list[Piece]) -> list[Piece]:
+    return [piece if piece.loan is None else piece._replace(data=piece.loan.keep(), loan=None) for piece in group]
 
 
 def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -1,4 +1,4 @@
-"""A commit that goes on while training does."""
+"""Commits that go on while training does."""
 
 from __future__ import annotations
 
@@ -7,12 +7,28 @@ import concurrent.futures.thread  # noqa: F401 - what registers last is called f
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ckptstore.catalog.base import CommitRecord
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.chunkstore.grouping import Advance
+from ckptstore.errors import CommitInFlight, InvalidArgument
+from ckptstore.operations.history import Draft
+
+if TYPE_CHECKING:  # they import torch, for which nobody waits who only closes a store
+    from ckptstore.state.staging import Staged, Stager
+    from ckptstore.state.tree import Flat
+
+WhenBusy = Literal["wait", "raise"]
+"""What a background commit does while another one is in flight."""
+
+_BUSY = "another background commit is in flight: call its handle's result(), or commit with when_busy='wait'"
+_FAST_DIGEST = "xxh3_128"
 
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -26,11 +42,12 @@ class Progress:
 
 
 class CommitHandle:
-    """A background commit. Its state was staged before the handle was returned."""
+    """A background commit, which holds the state as it was when it was asked for."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, settle: Callable[[], None]) -> None:
         self._future: Future[CommitRecord] = Future()
         self._total, self._done = total, 0
+        self._settle = settle
         self._lock = threading.Lock()
         self._seen = False
 
@@ -38,7 +55,8 @@ class CommitHandle:
         return f"<commit in the background, {'done' if self.done() else 'being written'}>"
 
     def wait_staged(self) -> None:
-        """Return once the state may be changed. It already is when `commit_async` returns."""
+        """Return once anybody may change the state in any way; until then, what optimizers own is theirs alone."""
+        self._settle()
 
     def done(self) -> bool:
         """Whether the commit ended, well or not."""
@@ -98,6 +116,84 @@ class CommitHandle:
         """Say at exit what nobody asked for."""
         if not self._seen:
             sys.stderr.write(f"ckptstore: a background commit failed: {self._future.exception()!r}\n")
+
+
+class Background:
+    """The background commits of one store: one at a time."""
+
+    def __init__(self, chunks: ChunkStore) -> None:
+        self._chunks = chunks
+        self._turn = threading.Lock()
+        self._flight: CommitHandle | None = None
+        self._staged: Staged | None = None
+        self._stager: Stager | None = None
+
+    @contextmanager
+    def turn(self, when_busy: WhenBusy) -> Iterator[None]:
+        """Alone, and with no commit in flight. Raises CommitInFlight, if asked to, and the error of the last commit."""
+        if when_busy not in get_args(WhenBusy):
+            raise InvalidArgument(f"when_busy={when_busy!r}: choose one of {', '.join(get_args(WhenBusy))}")
+        patient = when_busy == "wait"
+        if not self._turn.acquire(blocking=patient):
+            raise CommitInFlight(_BUSY)
+        try:
+            if not patient and self._flight is not None and not self._flight.done():
+                raise CommitInFlight(_BUSY)
+            self.land()
+            yield
+        finally:
+            self._turn.release()
+
+    def launch(self, flat: Flat, draft: Draft, *, just_in_time: bool) -> CommitHandle:
+        """Stage a state and commit it in a thread; in `turn`."""
+        staged = self._staged = self._own_stager().stage(flat, just_in_time=just_in_time)
+        handle = CommitHandle(flat.nbytes, staged.just_in_time.settle_all)
+        handle.run(lambda: self._commit(staged, draft, handle.advance))
+        self._flight = handle
+        return handle
+
+    def settle(self) -> None:
+        """Return once anybody may change the state of the commit in flight."""
+        if self._flight is not None:
+            self._flight.wait_staged()
+
+    def land(self) -> None:
+        """Wait for the commit in flight; raise its error unless somebody saw it."""
+        flight, self._flight = self._flight, None
+        staged, self._staged = self._staged, None
+        try:
+            if flight is not None:
+                flight.surface()
+        finally:
+            if staged is not None:
+                staged.just_in_time.unhook()
+
+    def close(self) -> None:
+        """`land`, and give back the kept memory."""
+        try:
+            self.land()
+        finally:
+            if self._stager is not None:
+                self._stager.close()
+                self._stager = None
+
+    def _commit(self, staged: Staged, draft: Draft, advance: Advance) -> CommitRecord:
+        from ckptstore.operations.commit import commit
+
+        try:
+            staged.just_in_time.prepare()
+            return commit(self._chunks, staged.flat, draft, advance)
+        finally:
+            staged.just_in_time.close()
+            self._own_stager().remember()
+
+    def _own_stager(self) -> Stager:
+        from ckptstore.state.staging import Stager
+
+        if self._stager is None:
+            digest = self._chunks.digest
+            self._stager = Stager(digest.compute if digest.name == _FAST_DIGEST else None)
+        return self._stager
 
 
 def _finish() -> None:

@@ -26,6 +26,7 @@ from ckptstore.operations.history import Draft
 from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.session import writing_session
 from ckptstore.patience import patiently
+from ckptstore.state.live import LiveLeaf, Loan, live_leaves
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes, plain_bytes
 from ckptstore.state.tree import Flat
 from ckptstore.storage.base import Storage
@@ -41,6 +42,7 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
 
     Raises:
         StepExists: the step holds another state.
+        StateError: a live leaf was changed while it was read.
         SessionFenced: the writer was taken for dead in the middle.
         StorageError, CatalogError: a write failed; no step was changed.
         CatalogUnavailable: the database did not answer; when that was at the very end, the step may be there. Either
@@ -52,8 +54,8 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
         try:
             return _commit(chunks, flat, draft, advance, taken)
         except StepExists:
-            if _exists(chunks, draft):
-                raise  # otherwise it was deleted meanwhile
+            if _exists(chunks, draft) or live_leaves(flat):
+                raise  # otherwise it was deleted meanwhile; what was lent may have changed since
     return _commit(chunks, flat, draft, advance, None)
 
 
@@ -78,6 +80,8 @@ def _write(chunks: ChunkStore, writer: ChunkWriter, flat: Flat, draft: Draft, na
     with writer:
         manifest = _write_leaves(writer, flat, chunks.config.chunk_bytes, Lineage(chunks, draft.parent))
         own, needs = writer.finish()
+    for leaf in live_leaves(flat):
+        leaf.lender.check()
     return _new_commit(chunks, manifest, draft, name, own, needs, writer.bases)
 
 
@@ -170,10 +174,17 @@ class _Planned:
         plain = plain_bytes(array)
         at = 0
         for number, size in enumerate(self.grid.sizes(array.itemsize)):
-            copied = plain is None
-            data = chunk_bytes(array, *self.grid.box(number)) if plain is None else plain[at : at + size]
-            yield Piece(data, copied, form, partial(base, self.entry, number))
+            if plain is None:
+                yield Piece(chunk_bytes(array, *self.grid.box(number)), True, form, partial(base, self.entry, number))
+            else:
+                data, loan = self._borrowed(plain, at, at + size)
+                yield Piece(data, loan is not None, form, partial(base, self.entry, number), loan)
             at += size
+
+    def _borrowed(self, plain: memoryview, start: int, stop: int) -> tuple[memoryview, Loan | None]:
+        if isinstance(self.leaf, LiveLeaf):
+            return self.leaf.lender.borrow(start, stop)
+        return plain[start:stop], None
 
 
 def _write_leaves(writer: ChunkWriter, flat: Flat, most: int, lineage: Lineage) -> Manifest:

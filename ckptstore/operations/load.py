@@ -16,7 +16,7 @@ from ckptstore.errors import CorruptData, StateError
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
-from ckptstore.state.tensors import Array, allocate, finish, writable_bytes, write_box
+from ckptstore.state.tensors import Array, allocate, finish, mark_changed, writable_bytes, write_box
 from ckptstore.state.values import decode
 
 
@@ -70,6 +70,8 @@ class Filling(NamedTuple):
 def fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: Advance = ignore) -> None:
     """Fill every array. Nothing was written when BudgetTooSmall or MissingData is raised."""
     wishes = [wish for job in jobs if job.entry.chunks for wish in _fetches(job, chunks)]
+    for job in jobs:
+        mark_changed(job.target)
     chunks.fetch(wishes, budget=budget, advance=advance)
     for job in jobs:
         if not job.entry.chunks:

@@ -1,30 +1,132 @@
-"""Copying live arrays, so that training may change them while the copies are written."""
+"""Setting a state apart, so that training may go on while it is written.
+
+What only optimizers change is left where it is until one of them steps. Everything else is copied at once, to memory
+that is kept for the next commit, unless that memory holds the same already.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ckptstore.format.manifest import Value
-from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone
+from ckptstore.state.kept import Bytes, Kept, KeptBuffers
+from ckptstore.state.live import JustInTime, Lender, live_leaf
+from ckptstore.state.optimizers import Owned
+from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, plain_bytes
 from ckptstore.state.tree import Flat
 
+_SMALL = 4096
 
-def stage(flat: Flat) -> Flat:
-    """The same state with every array copied on its device; what is tied is copied once."""
-    repeated = {path: group[0] for group in flat.aliases for path in group[1:]}
-    copies: dict[str, TensorLeaf | Value] = {}
-    for path, leaf in flat.leaves.items():
-        if path in repeated:
-            copies[path] = copies[repeated[path]]
-        else:
-            copies[path] = TensorLeaf(_copy(leaf)) if isinstance(leaf, TensorLeaf) else leaf
-    return replace(flat, leaves=copies)
+Leaves = Mapping[str, TensorLeaf | Value]
 
 
-def _copy(leaf: TensorLeaf) -> Array:
-    made = clone(leaf.tensor)
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A state set apart.
+
+    Attributes:
+        flat: what is to be committed.
+        just_in_time: watches over those of its leaves that are live.
+    """
+
+    flat: Flat
+    just_in_time: JustInTime
+
+
+class Stager:
+    """Stages the states of one store, one at a time.
+
+    Args:
+        fingerprint: tells content from other content, faster than it is copied; without one, everything is copied.
+    """
+
+    def __init__(self, fingerprint: Callable[[memoryview], bytes] | None) -> None:
+        self._fingerprint = fingerprint
+        self._buffers = KeptBuffers()
+        self._copied: list[tuple[Kept, bytes | None]] = []
+
+    def close(self) -> None:
+        """Free the kept memory."""
+        self._copied.clear()
+        self._buffers.close()
+
+    def stage(self, flat: Flat, *, just_in_time: bool) -> Staged:
+        """The state as it is now. With `just_in_time`, what its optimizers own stays live; what is tied is copied once.
+
+        What was staged before must not be read any more.
+        """
+        repeated = {path: group[0] for group in flat.aliases for path in group[1:]}
+        single = {path: leaf for path, leaf in flat.leaves.items() if path not in repeated}
+        self._buffers.forget_all_but(single)
+        optimizers = [it for it in flat.stateful.values() if isinstance(it, Optimizer)] if just_in_time else []
+        live, owners = self._live(single, Owned(optimizers))
+        staged = live | self._copies({path: leaf for path, leaf in single.items() if path not in live})
+        leaves = {path: staged[repeated.get(path, path)] for path in flat.leaves}
+        return Staged(replace(flat, leaves=leaves), JustInTime(owners, self._buffers))
+
+    def remember(self) -> None:
+        """Learn what is in the memory that was copied to, and which leaves change. Takes time, so not while staging."""
+        copied, self._copied = self._copied, []
+        if self._fingerprint is not None:
+            found = self._buffers.fingerprints(self._fingerprint, [kept.content for kept, _ in copied])
+            for (kept, before), now in zip(copied, found, strict=True):
+                kept.fingerprint, kept.steady = now, before in {None, now}
+
+    def _live(
+        self, leaves: Leaves, owned: Owned
+    ) -> tuple[dict[str, TensorLeaf | Value], dict[Optimizer, list[Lender]]]:
+        live: dict[str, TensorLeaf | Value] = {}
+        lenders: dict[Optimizer, list[Lender]] = {}
+        for path, leaf in leaves.items():
+            owners = owned.owners(leaf.tensor) if _plain(leaf) is not None else []
+            if owners:
+                live[path] = made = live_leaf(path, leaf, self._buffers)
+                for owner in owners:
+                    lenders.setdefault(owner, []).append(made.lender)
+        return live, lenders
+
+    def _copies(self, leaves: Leaves) -> dict[str, TensorLeaf | Value]:
+        plain = {path: found for path, leaf in leaves.items() if (found := _plain(leaf)) is not None}
+        kept = {path: self._buffers.take(path, len(source)) for path, source in plain.items()}
+        unchanged = self._unchanged(plain, kept)
+        changed = [path for path in plain if path not in unchanged]
+        for path in changed:
+            self._copied.append((kept[path], kept[path].fingerprint))
+            kept[path].fingerprint = None
+        self._buffers.copy([(plain[path], kept[path].content) for path in changed])
+        return {path: _copy(leaf, kept.get(path)) for path, leaf in leaves.items()}
+
+    def _unchanged(self, plain: Mapping[str, Bytes], kept: Mapping[str, Kept]) -> set[str]:
+        """Those that did not change last time, and not since."""
+        steady = [path for path, held in kept.items() if held.fingerprint is not None and held.steady]
+        if self._fingerprint is None or not steady:
+            return set()
+        found = self._buffers.fingerprints(self._fingerprint, [plain[path] for path in steady])
+        return {path for path, now in zip(steady, found, strict=True) if now == kept[path].fingerprint}
+
+
+def _plain(leaf: TensorLeaf | Value) -> Bytes | None:
+    """Memory of the host that is worth being kept."""
+    plain = plain_bytes(leaf.tensor) if isinstance(leaf, TensorLeaf) and leaf.nbytes >= _SMALL else None
+    return None if plain is None else np.frombuffer(plain, np.uint8)
+
+
+def _copy(leaf: TensorLeaf | Value, kept: Kept | None) -> TensorLeaf | Value:
+    if not isinstance(leaf, TensorLeaf):
+        return leaf
+    made = clone(leaf.tensor) if kept is None else _shaped(kept.content, leaf.tensor)
     if isinstance(made, Tensor):
-        return as_tracked(made, parameter=leaf.parameter, requires_grad=leaf.requires_grad)
-    return made
+        made = as_tracked(made, parameter=leaf.parameter, requires_grad=leaf.requires_grad)
+    return TensorLeaf(made)
+
+
+def _shaped(content: Bytes, like: Array) -> Array:
+    if isinstance(like, Tensor):
+        return torch.from_numpy(content).view(like.dtype).view(like.shape)
+    return content.view(like.dtype).reshape(like.shape)

@@ -190,6 +190,12 @@ def check_fits(path: str, entry: TensorEntry, target: object) -> str | None:
     return None
 
 
+def mark_changed(array: Array) -> None:
+    """Tell torch that an array is about to be written behind its back."""
+    if isinstance(array, Tensor) and not array.is_inference():
+        torch.autograd.graph.increment_version(array)
+
+
 def same_place(array: Array) -> Hashable:
     """Equal for two arrays that are one memory, whether or not autograd tracks them; lasts as long as the arrays."""
     return identity(array.detach() if isinstance(array, Tensor) and array.nbytes else array)

@@ -38,11 +38,13 @@ class Flat:
         leaves: path → array or encoded value, in the order of the state.
         containers: path → inner node; "" is the root.
         aliases: groups of paths that show the same memory in the same way.
+        stateful: path → object whose state_dict stands there.
     """
 
     leaves: dict[str, TensorLeaf | Value]
     containers: dict[str, Container]
     aliases: tuple[tuple[str, ...], ...]
+    stateful: dict[str, object]
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +64,7 @@ def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False) -> F
     """
     walk = _Walk(allow_pickle)
     walk.enter(_checked(app_state), "")
-    return Flat(walk.leaves, walk.containers, walk.aliases())
+    return Flat(walk.leaves, walk.containers, walk.aliases(), walk.stateful)
 
 
 def find_stateful(app_state: Mapping[str, object]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def gated(tmp_path):
     store = Store(ChunkStore(gate, parts.catalog, parts.config), "main")
     yield store, gate
     gate.gate.set()
-    store._flight = None
+    store._background._flight = None
     store.close()
 
 
@@ -133,7 +133,7 @@ def test_what_changes_after_the_return_is_not_stored(gated, name):
     store.commit_async({"filler": weights(), "x": value}, step=0)
     assert gate.reached.wait(60)
     gate.gate.set()
-    store._flight.result()
+    store._background._flight.result()
     expected = store.checkout(0)["x"]
     gate.gate.clear()
     handle = store.commit_async({"filler": weights(1), "x": value}, step=1)
@@ -174,7 +174,7 @@ def test_training_goes_on_meanwhile(store):
         optimizer.step()
         states[step] = copy.deepcopy({"model": model.state_dict(), "optim": optimizer.state_dict()})
         store.commit_async({"model": model, "optim": optimizer}, step=step)
-    store._land()
+    store._background.land()
     for step, state in states.items():
         assert_same(store.checkout(step), state)
 
@@ -235,7 +235,7 @@ def test_threads_take_turns(gated):
     gate.gate.set()
     for thread in threads:
         thread.join(60)
-    store._land()
+    store._background.land()
     assert max(started) == 1
     assert store.steps() == list(range(6))
 
@@ -286,7 +286,7 @@ def test_an_error_that_nobody_saw_surfaces(failing, how):
         assert store.steps() == []
         gate.error = None
         act()
-        store._land()
+        store._background.land()
         assert store.steps() == [1]
 
 

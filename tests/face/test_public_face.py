@@ -25,6 +25,7 @@ NAMES = [
     "CkptStoreError",
     "Commit",
     "CommitHandle",
+    "CommitInFlight",
     "Conflict",
     "CorruptData",
     "Diff",
@@ -86,7 +87,8 @@ NAMES = [
 SIGNATURES = {
     "close": "(self) -> None",
     "commit": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False, progress=None)",
-    "commit_async": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False)",
+    "commit_async": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False, "
+    "just_in_time=True, when_busy='wait')",
     "tag": "(self, name, step)",
     "untag": "(self, name)",
     "delete": "(self, step)",

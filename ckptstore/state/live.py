@@ -1,0 +1,195 @@
+"""Leaves that are read where training keeps them, and copied only when an optimizer is about to change them.
+
+A pipeline borrows a leaf's memory piece by piece, front to back, and ends each loan soon. Before an optimizer steps,
+its leaves are settled: what was not borrowed yet is copied, and loans are waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from threading import Condition, Lock
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ckptstore.errors import StateError
+from ckptstore.state.kept import Bytes, Kept, KeptBuffers
+from ckptstore.state.tensors import TensorLeaf, as_tracked, plain_bytes
+from ckptstore.state.tree import Flat
+
+
+class _State(Enum):
+    LIVE = auto()
+    BEING_COPIED = auto()
+    SETTLED = auto()
+
+
+class Lender:
+    """The memory of one tensor while a commit reads it."""
+
+    def __init__(self, path: str, tensor: Tensor, buffers: KeptBuffers) -> None:
+        self._tensor = tensor.detach()  # keeps this memory, whatever becomes of who owns it
+        plain = plain_bytes(self._tensor)
+        assert plain is not None
+        self._live: Bytes = np.frombuffer(plain, np.uint8)
+        self._path, self._buffers, self._version = path, buffers, tensor._version  # noqa: SLF001 - has no public name
+        self._turn = Condition()
+        self._state = _State.LIVE
+        self._borrowed_to = self._loans = 0
+        self._spoilt = False
+
+    def borrow(self, start: int, stop: int) -> tuple[memoryview, Loan | None]:
+        """These bytes; with a loan when they are live, to be ended once nobody looks at them."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._state is not _State.BEING_COPIED)
+            if self._state is _State.SETTLED:
+                return self._kept().content[start:stop].data, None
+            self._borrowed_to = stop
+            self._loans += 1
+            return self._live[start:stop].data, Loan(self, start, stop)
+
+    def prepare(self) -> None:
+        """Fault in the memory that settling may need."""
+        with self._turn:
+            if self._state is _State.LIVE:
+                self._kept().fault()
+
+    def claim(self) -> list[tuple[Bytes, Bytes]]:
+        """What is to be copied and where to; until `settle`, nothing more is lent."""
+        with self._turn:
+            if self._state is not _State.LIVE:
+                return []
+            self._state = _State.BEING_COPIED
+            rest = slice(self._borrowed_to, None)
+            return [(self._live[rest], self._kept().content[rest])] if self._borrowed_to < len(self._live) else []
+
+    def settle(self, *, well: bool = True) -> None:
+        """After `claim` and the copy: wait for loans. From here on the tensor may change."""
+        with self._turn:
+            if self._state is not _State.SETTLED:
+                self._spoilt = not well or self._has_changed()
+                self._state = _State.SETTLED
+                self._turn.notify_all()
+            self._turn.wait_for(lambda: not self._loans)
+
+    def abandon(self) -> None:
+        """Nobody borrows any more."""
+        with self._turn:
+            self._state = _State.SETTLED
+            self._loans = 0
+            self._turn.notify_all()
+
+    def check(self) -> None:
+        """Raises StateError when somebody else than an optimizer changed the tensor before all of it was read."""
+        with self._turn:
+            if self._spoilt if self._state is _State.SETTLED else self._has_changed():
+                raise StateError(
+                    f"{self._path!r} was changed, and not by its optimizer's step, before it was stored: "
+                    "call the handle's wait_staged() before that, or commit with just_in_time=False"
+                )
+
+    def keep(self, start: int, stop: int) -> memoryview:
+        """A copy of borrowed bytes that lasts until the next commit."""
+        target = self._kept().content[start:stop]
+        np.copyto(target, self._live[start:stop])
+        return target.data
+
+    def end_loan(self) -> None:
+        """See `Loan.end`."""
+        with self._turn:
+            self._loans -= 1
+            self._turn.notify_all()
+
+    def _has_changed(self) -> bool:
+        return self._tensor._version != self._version  # noqa: SLF001 - as above
+
+    def _kept(self) -> Kept:
+        held = self._buffers.take(self._path, len(self._live))
+        held.fingerprint = None
+        return held
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Live bytes of a tensor, as long as the loan lasts."""
+
+    lender: Lender
+    start: int
+    stop: int
+
+    def keep(self) -> memoryview:
+        """A copy that lasts until the next commit."""
+        return self.lender.keep(self.start, self.stop)
+
+    def end(self) -> None:
+        """Let the tensor change; the live bytes are not looked at any more."""
+        self.lender.end_loan()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveLeaf(TensorLeaf):
+    """A leaf whose bytes are borrowed."""
+
+    lender: Lender
+
+
+def live_leaf(path: str, leaf: TensorLeaf, buffers: KeptBuffers) -> LiveLeaf:
+    """A tensor that is plain memory, to be borrowed."""
+    assert isinstance(leaf.tensor, Tensor)
+    same = as_tracked(leaf.tensor.detach(), parameter=leaf.parameter, requires_grad=leaf.requires_grad)
+    return LiveLeaf(same, Lender(path, leaf.tensor, buffers))
+
+
+def live_leaves(flat: Flat) -> list[LiveLeaf]:
+    """Those of a state."""
+    return [leaf for leaf in flat.leaves.values() if isinstance(leaf, LiveLeaf)]
+
+
+class JustInTime:
+    """Settles the live leaves of one commit before the optimizers that own them step."""
+
+    def __init__(self, owners: Mapping[Optimizer, Sequence[Lender]], buffers: KeptBuffers) -> None:
+        self._lenders = {id(optimizer): list(lenders) for optimizer, lenders in owners.items()}
+        self._buffers = buffers
+        self._settling = Lock()
+        self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in owners]
+
+    def prepare(self) -> None:
+        """Fault in the memory that copies may need: the last leaves' first, since the first are read soon."""
+        for lender in reversed(self._all()):
+            lender.prepare()
+
+    def settle_all(self) -> None:
+        """Return once anybody may change the tensors."""
+        self._settle(self._all())
+
+    def close(self) -> None:
+        """The commit is over; to be called by its thread."""
+        for lender in self._all():
+            lender.abandon()
+        self._lenders = {}
+
+    def unhook(self) -> None:
+        """Leave the optimizers; not to be called while one of them runs its hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._settle(self._lenders.get(id(optimizer), ()))
+
+    def _settle(self, lenders: Iterable[Lender]) -> None:
+        with self._settling:
+            well = False
+            try:
+                self._buffers.copy([pair for lender in lenders for pair in lender.claim()])
+                well = True
+            finally:
+                for lender in lenders:
+                    lender.settle(well=well)
+
+    def _all(self) -> list[Lender]:
+        return list(dict.fromkeys(lender for lenders in self._lenders.values() for lender in lenders))

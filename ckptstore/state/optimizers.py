@@ -1,0 +1,61 @@
+"""Which memory only optimizers change, and only in their `step`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ckptstore.state.composites import is_dense
+from ckptstore.state.tensors import Array, same_place
+
+
+class Owned:
+    """Parameters of some optimizers and tensors of their state, as they are now.
+
+    What else an optimizer refers to, such as a learning rate that is a tensor, is also changed by others.
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        self._places: set[Hashable] = set()
+        self._sharing: dict[int, list[Optimizer]] = {}
+        for optimizer in optimizers:
+            for tensor in _tensors(optimizer):
+                self._places.add(same_place(tensor))
+                owners = self._sharing.setdefault(_storage(tensor), [])
+                if optimizer not in owners:
+                    owners.append(optimizer)
+
+    def owners(self, array: Array) -> list[Optimizer]:
+        """The optimizers that may change an array's memory, when it is one of their tensors; else none."""
+        if not isinstance(array, Tensor) or not _is_plain(array) or same_place(array) not in self._places:
+            return []
+        return self._sharing[_storage(array)]
+
+
+def _tensors(optimizer: Optimizer) -> Iterator[Tensor]:
+    mine = ([group["params"] for group in optimizer.param_groups], optimizer.state)
+    return (tensor for tensor in _within(mine) if _is_plain(tensor))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is memory of the host that says by a version when it was changed."""
+    plain = type(tensor) in {Tensor, torch.nn.Parameter} and is_dense(tensor) and tensor.is_cpu
+    return plain and bool(tensor.nbytes) and not tensor.is_inference()
+
+
+def _within(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _within(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _within(item)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
