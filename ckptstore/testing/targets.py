@@ -17,7 +17,7 @@ from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
 from ckptstore.chunkstore.grouping import ignore
 from ckptstore.errors import CkptStoreError
 from ckptstore.format import document, packs, version
-from ckptstore.format.codecs import codec_numbered
+from ckptstore.format.codecs import Form, codec_numbered
 from ckptstore.format.digests import Digest, digest_named
 from ckptstore.format.grid import Grid
 from ckptstore.format.manifest import (
@@ -86,13 +86,15 @@ def _decode_frame(made: bytes, frame: packs.Frame) -> None:
 def payload(data: bytes) -> None:
     """A frame's payload, any bytes or an altered one, into a buffer of some length."""
     choices = Choices(data)
-    codec = codec_numbered(choices.below(2))
+    codec = codec_numbered(choices.below(4))
     length = choices.one_of([0, 1, 100, 4096])
     plain = choices.take(choices.below(100)).ljust(length, b"x")[:length]
-    encoded = mutate_bytes(bytes(codec.encode(memoryview(plain))), choices) if choices.below(4) else choices.rest()
+    form, bases = Form(choices.one_of([1, 2, 4, 8]), bool(choices.below(2))), [memoryview(bytes(length))]
+    made = bytes(codec.encode(memoryview(plain), form, bases))
+    encoded = mutate_bytes(made, choices) if choices.below(4) else choices.rest()
     out = memoryview(bytearray(length))
     with suppress(CkptStoreError):
-        codec.decode(memoryview(encoded), out)
+        codec.decode(memoryview(encoded), out, bases)
         assert codec.number or out == encoded
 
 

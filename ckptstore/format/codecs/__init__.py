@@ -5,7 +5,8 @@ A codec's number is part of the format and is never given to another.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from functools import cache
+from importlib import import_module
 
 from ckptstore.errors import StoreTooNew
 from ckptstore.format.codecs.base import BYTES, Buffer, Codec, Form
@@ -14,31 +15,23 @@ from ckptstore.format.codecs.zstd import Zstd
 
 RAW: Codec = Raw()
 ZSTD: Codec = Zstd()
-_BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (RAW, ZSTD)}
+_HOMES = {0: "raw.Raw", 1: "zstd.Zstd", 2: "planes.Planes", 3: "delta.Delta"}
+"""Imported when a frame needs them, since some bring numpy."""
 
-__all__ = ["BYTES", "RAW", "ZSTD", "Codec", "Encoded", "Form", "Level", "codec_numbered", "encode"]
+__all__ = ["BYTES", "RAW", "ZSTD", "Codec", "Form", "codec_numbered", "encode"]
 
 
+@cache
 def codec_numbered(number: int) -> Codec:
     """The codec of a number. Raises StoreTooNew for one that this version does not have."""
-    codec = _BY_NUMBER.get(number)
-    if codec is None:
+    if number not in _HOMES:
         raise StoreTooNew(f"a frame was written with codec {number}, unknown here: upgrade ckptstore")
+    module, name = _HOMES[number].split(".")
+    codec: Codec = getattr(import_module(f"{__name__}.{module}"), name)()
     return codec
 
 
-Level = Literal["none", "fast", "auto", "best"]
-
-
-class Encoded(NamedTuple):
-    """A payload, the number of its codec, and whether it rests on the base that was offered."""
-
-    codec: int
-    payload: Buffer
-    uses_base: bool = False
-
-
-def encode(raw: memoryview, form: Form = BYTES, base: memoryview | None = None, level: Level = "fast") -> Encoded:
+def encode(raw: memoryview) -> tuple[int, Buffer]:
     """The number of the codec that suits a chunk, and its payload, which never grows.
 
     That is zstd where samples shrink well, raw otherwise: trained floats hardly shrink under zstd; zeros, masks,
@@ -47,5 +40,5 @@ def encode(raw: memoryview, form: Form = BYTES, base: memoryview | None = None, 
     if Zstd.promising(raw):
         payload = ZSTD.encode(raw)
         if len(payload) < len(raw):
-            return Encoded(ZSTD.number, payload)
-    return Encoded(RAW.number, RAW.encode(raw))
+            return ZSTD.number, payload
+    return RAW.number, RAW.encode(raw)

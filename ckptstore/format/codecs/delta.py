@@ -1,0 +1,57 @@
+"""The difference to an older chunk: numbers that moved little differ in few low bits, whatever their sign.
+
+Subtracting words as integers beats XOR, since a carry flips many bits. Signs need no rotation here: equal ones cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckptstore.errors import CorruptData
+from ckptstore.format.codecs.base import BYTES, Buffer, Form
+from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
+from ckptstore.format.codecs.planes import width_of
+from ckptstore.format.codecs.planning import planned
+from ckptstore.format.codecs.words import Words, sampled, unzigzag, words_of, zigzag
+
+
+class Delta:
+    """Differences of words to those of one base of the same length, folded to be small, cut into planes."""
+
+    number = 3
+    name = "delta"
+
+    def plan(self, raw: memoryview, form: Form, base: memoryview) -> Plan:
+        """How best to encode, and the size to expect."""
+        words, before = (words_of(data, width_of(form))[0] for data in (raw, base))
+        return planned(_difference(sampled(words), sampled(before)), rotated=False)
+
+    def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
+        """Subtract, cut and code."""
+        return self.encode_as(self.plan(raw, form, bases[0]), raw, bases[0])
+
+    def encode_as(self, plan: Plan, raw: memoryview, base: memoryview) -> Buffer:
+        """Subtract, cut and code as planned."""
+        words, tail = words_of(raw, plan.cut.width)
+        before, _ = words_of(base, plan.cut.width)
+        return pack(plan, len(words), lambda where: _difference(words[where], before[where]), tail)
+
+    def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
+        """Join the planes in `out` and add them to the base. Raises CorruptData also for other bases."""
+        if [len(base) for base in bases] != [len(out)]:
+            raise CorruptData(f"a difference of {len(out)} bytes needs one base of as many")
+
+        def add(where: Block, words: Words, spare: Words) -> None:
+            before, _ = words_of(bases[0], words.itemsize)
+            unzigzag(words, spare)
+            np.add(words, before[where], out=words)
+
+        unpack(payload, out, add)
+
+
+def _difference(words: Words, before: Words) -> Words:
+    found = words - before
+    zigzag(found, np.empty_like(found))
+    return found
