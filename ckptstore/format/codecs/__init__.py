@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from typing import NamedTuple
 
 from ckptstore.errors import StoreTooNew
-from ckptstore.format.codecs.base import BYTES, Buffer, Codec, Form
+from ckptstore.format.codecs.base import BYTES, Buffer, Codec, Form, Level
 from ckptstore.format.codecs.raw import Raw
 from ckptstore.format.codecs.zstd import Zstd
+from ckptstore.format.packs import MOST_ENCODED
 
 RAW: Codec = Raw()
 ZSTD: Codec = Zstd()
-_HOMES = {0: "raw.Raw", 1: "zstd.Zstd", 2: "planes.Planes", 3: "delta.Delta"}
+_DELTA = 3
+_SMALLEST = 256
+_HOMES = {0: "raw.Raw", 1: "zstd.Zstd", 2: "planes.Planes", _DELTA: "delta.Delta"}
 """Imported when a frame needs them, since some bring numpy."""
 
-__all__ = ["BYTES", "RAW", "ZSTD", "Codec", "Form", "codec_numbered", "encode"]
+__all__ = ["BYTES", "RAW", "ZSTD", "Codec", "Encoded", "Form", "Level", "codec_numbered", "encode"]
 
 
 @cache
@@ -31,14 +35,30 @@ def codec_numbered(number: int) -> Codec:
     return codec
 
 
-def encode(raw: memoryview) -> tuple[int, Buffer]:
-    """The number of the codec that suits a chunk, and its payload, which never grows.
+class Encoded(NamedTuple):
+    """A chunk's payload, and the number of the codec that made it."""
 
-    That is zstd where samples shrink well, raw otherwise: trained floats hardly shrink under zstd; zeros, masks,
-    indices and token ids do.
+    codec: int
+    payload: Buffer
+
+    @property
+    def uses_base(self) -> bool:
+        """Whether decoding needs the base."""
+        return self.codec == _DELTA
+
+
+def encode(raw: memoryview, form: Form = BYTES, base: memoryview | None = None, level: Level = "fast") -> Encoded:
+    """The smallest of the encodings that a level looks at, as far as samples tell; it is never larger than `raw`.
+
+    "none" stores bytes as they are. "fast" looks at zstd and planes. "auto" and "best" look at the difference to `base`
+    too, the raw bytes of an older chunk; "best" takes the smaller of the two encodings that seem best.
     """
-    if Zstd.promising(raw):
-        payload = ZSTD.encode(raw)
-        if len(payload) < len(raw):
-            return ZSTD.number, payload
-    return RAW.number, RAW.encode(raw)
+    if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
+        from ckptstore.format.codecs.choice import candidates
+
+        tries = 2 if level == "best" else 1
+        encoded = [Encoded(found.codec, found.encode()) for found in candidates(raw, form, base, level)[:tries]]
+        smallest = min(encoded, key=lambda each: len(each.payload), default=None)
+        if smallest is not None and len(smallest.payload) < len(raw):
+            return smallest
+    return Encoded(RAW.number, RAW.encode(raw))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 Buffer = bytes | bytearray | memoryview
+Level = Literal["none", "fast", "auto", "best"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ WIDTHS = (1, 2, 4, 8)
 BLOCK_WORDS = 1 << 17
 """How many words are worked on at a time: they fit a core's own cache, and a plane of them is one block of zstd's."""
 
-_RUNS, _RUN = 8, 2048
+_RUNS, _RUN = 8, 1024
 
 
 def word_type(width: int) -> np.dtype[np.unsignedinteger[Any]]:

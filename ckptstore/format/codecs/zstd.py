@@ -8,12 +8,9 @@ import zstandard
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import BYTES, Form
-from ckptstore.format.packs import MOST_ENCODED
 
 _LEVEL = 1
 _SAMPLE = 8192
-_SMALLEST = 256
-_WORTH = 0.7
 
 
 class Zstd:
@@ -40,11 +37,9 @@ class Zstd:
             raise CorruptData(f"a zstd payload does not hold the {len(out)} bytes it stands for")
 
     @staticmethod
-    def promising(raw: memoryview) -> bool:
-        """Whether two samples from the chunk's middle and end shrink enough to be worth the time."""
-        if not _SMALLEST <= len(raw) <= MOST_ENCODED:
-            return False
+    def share(raw: memoryview) -> float:
+        """The size to expect as a share of the raw one, from two samples of the chunk's middle and end."""
         middle, end = len(raw) // 2, len(raw) - _SAMPLE
         apart = middle + _SAMPLE <= end  # what overlaps would seem to repeat itself
         sample = bytes(raw[middle : middle + _SAMPLE]) + bytes(raw[end:]) if apart else bytes(raw[-2 * _SAMPLE :])
-        return len(zstandard.ZstdCompressor(level=_LEVEL).compress(sample)) < _WORTH * len(sample)
+        return len(zstandard.ZstdCompressor(level=_LEVEL).compress(sample)) / len(sample)

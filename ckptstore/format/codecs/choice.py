@@ -1,0 +1,41 @@
+"""Which codec suits a chunk: sample, estimate, and encode with what seems smallest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ckptstore.format.codecs.base import Buffer, Form, Level
+from ckptstore.format.codecs.delta import Delta
+from ckptstore.format.codecs.planes import Planes
+from ckptstore.format.codecs.zstd import Zstd
+
+_NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
+_WORTH = 0.98  # raw bytes can be mapped and need no decoding
+_RELIANCE = 0.98  # another chunk must be read before
+
+
+class Candidate(NamedTuple):
+    """A codec, the size to expect as a share of the raw one, and how to encode."""
+
+    codec: int
+    share: float
+    encode: Callable[[], Buffer]
+
+
+def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Level) -> list[Candidate]:
+    """What seems worth its time, the most promising first."""
+    found = sorted(_candidates(raw, form, None if level == "fast" else base), key=lambda candidate: candidate.share)
+    return [candidate for candidate in found if candidate.share < _WORTH]
+
+
+def _candidates(raw: memoryview, form: Form, base: memoryview | None) -> Iterator[Candidate]:
+    zstd, planes, delta = Zstd(), Planes(), Delta()
+    yield Candidate(zstd.number, zstd.share(raw), lambda: zstd.encode(raw))
+    if len(raw) < _NUMBERS:
+        return
+    plan = planes.plan(raw, form)
+    yield Candidate(planes.number, plan.share, lambda: planes.encode_as(plan, raw))
+    if base is not None and len(base) == len(raw):
+        change = delta.plan(raw, form, base)
+        yield Candidate(delta.number, change.share / _RELIANCE, lambda: delta.encode_as(change, raw, base))

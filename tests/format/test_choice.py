@@ -1,0 +1,105 @@
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptstore.format.codecs import RAW, ZSTD, Form, Level, codec_numbered, encode
+
+PLANES, DELTA = codec_numbered(2), codec_numbered(3)
+LEVELS: list[Level] = ["none", "fast", "auto", "best"]
+FLOATS = Form(4, floating=True)
+
+
+def raw_of(array):
+    return np.ascontiguousarray(array).data.cast("B")
+
+
+def trained(count, seed=0):
+    return np.random.default_rng(seed).normal(0, 0.02, count).astype("<f4")
+
+
+def check(raw, form, base, level):
+    """Decodes what was encoded; gives the number of the codec."""
+    encoded = encode(raw, form, base, level)
+    out = memoryview(bytearray(len(raw)))
+    bases = [base] if encoded.uses_base else []
+    codec_numbered(encoded.codec).decode(memoryview(encoded.payload), out, bases)
+    assert out == raw
+    assert len(encoded.payload) <= len(raw)
+    assert (encoded.codec == RAW.number) == (len(encoded.payload) == len(raw))
+    assert encoded.uses_base == (encoded.codec == DELTA.number)
+    return encoded.codec
+
+
+@given(st.binary(max_size=3000), st.integers(0, 100), st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), st.data())
+def test_no_level_grows_or_loses_anything(data, times, width, floating, draws):
+    raw = memoryview(data * times)
+    base = draws.draw(st.none() | st.just(memoryview(bytes(len(raw)))) | st.just(memoryview(data)))
+    for level in LEVELS:
+        check(raw, Form(width, floating), base, level)
+
+
+@pytest.mark.parametrize("size", [100, 300, 3000, 12_000, 20_000, 100_000, 1_000_000])
+@pytest.mark.parametrize("level", LEVELS)
+def test_zeros_shrink_and_noise_stays_raw(size, level):
+    noise = memoryview(random.Random(0).randbytes(size))
+    assert check(noise, FLOATS, memoryview(bytes(size)), level) == RAW.number
+    assert (check(memoryview(bytes(size)), FLOATS, None, level) == RAW.number) == (level == "none" or size < 256)
+
+
+def test_trained_floats_are_planes():
+    for level in ("fast", "auto", "best"):
+        assert check(raw_of(trained(100_000)), FLOATS, None, level) == PLANES.number
+        assert check(raw_of(trained(100_000)), FLOATS, raw_of(trained(100_000, 1)), level) == PLANES.number
+
+
+def test_what_moved_little_is_a_difference():
+    before = trained(100_000)
+    moved = raw_of(before * np.float32(1.001))
+    assert check(moved, FLOATS, raw_of(before), "fast") == PLANES.number
+    assert check(moved, FLOATS, raw_of(before), "auto") == DELTA.number
+    assert check(moved, FLOATS, raw_of(before), "best") == DELTA.number
+    assert check(moved, FLOATS, raw_of(before[1:]), "auto") == PLANES.number
+    assert check(moved, FLOATS, raw_of(before), "none") == RAW.number
+
+
+def kinds(count):
+    """Name → form and array: what else is found in states."""
+    draw = np.random.default_rng(0)
+    return {
+        "floats": (FLOATS, trained(count)),
+        "halves": (Form(2, floating=True), trained(count).astype("<f2")),
+        "doubles": (Form(8, floating=True), trained(count).astype("<f8")),
+        "squares": (FLOATS, trained(count) ** 2),
+        "sparse floats": (FLOATS, trained(count) * (draw.random(count) < 0.1)),
+        "indices": (Form(8), np.arange(count, dtype="<i8")),
+        "tokens": (Form(8), draw.zipf(1.3, count).clip(0, 50_000).astype("<i8")),
+        "rows again": (Form(8), np.tile(draw.integers(0, 50_000, 100, "<i8"), count // 100)),
+        "mask": (Form(), draw.random(count) < 0.5),
+        "runs": (Form(1), np.repeat(draw.integers(0, 256, count // 50, "u1"), 50)),
+        "text": (Form(1), np.frombuffer(b"".join(b"%d bottles; " % number for number in range(count // 8)), "u1")),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds(1000))
+def test_the_choice_is_hardly_larger_than_the_best(kind):
+    form, array = kinds(1 << 17)[kind]
+    raw = raw_of(array)
+    best = min(len(codec.encode(raw, form)) for codec in (RAW, ZSTD, PLANES))
+    for level in ("fast", "auto", "best"):
+        assert len(encode(raw, form, None, level).payload) <= 1.02 * best
+
+
+@pytest.mark.parametrize("count", [1 << 12, 1 << 16, 1 << 20])
+def test_what_looks_at_more_is_not_larger(count):
+    before = trained(count)
+    for raw in (raw_of(before * np.float32(1.001)), raw_of(trained(count, 1)), raw_of(np.arange(count, dtype="<i4"))):
+        sizes = [len(encode(raw, FLOATS, raw_of(before), level).payload) for level in LEVELS]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_chunk_that_a_frame_may_not_stand_for_stays_raw():
+    huge = raw_of(np.zeros((256 << 20) + 1, np.uint8))
+    assert encode(huge, FLOATS, None, "best").codec == RAW.number
