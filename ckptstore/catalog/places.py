@@ -29,25 +29,29 @@ class Places:
             self._whole[digest] = rank, location
 
     def bases(self, digests: Iterable[bytes]) -> set[bytes]:
-        """What those of these chunks rest on that are whole nowhere."""
+        """All that those of these chunks may rest on which are whole nowhere."""
         resting = (self._resting.get(digest, ()) for digest in digests if digest not in self._whole)
         return {base for places in resting for _, location in places for base in location.bases}
 
     def closure(
         self, digests: Collection[bytes], within: Collection[bytes] | None = None
     ) -> dict[bytes, ChunkLocation]:
-        """The best place of each chunk that can be decoded, and of all that it rests on, which lies `within` these."""
-        found = {digest: self._whole[digest][1] for digest in digests if digest in self._whole}
+        """The best place of each chunk that can be decoded, and of what it rests on there: `within` these alone."""
+        found = self._whole_of(digests)
         if len(found) == len(set(digests)):
             return found
         resting = self._below(set(digests) - found.keys(), within)
-        below = self.bases(resting) & self._whole.keys()
-        found |= {digest: self._whole[digest][1] for digest in below}
+        found |= self._whole_of(self.bases(resting))
         for _ in range(DEEPEST):
             fresh = _resolved(resting, found)
+            if not fresh:
+                break
             found |= fresh
             resting = {digest: places for digest, places in resting.items() if digest not in fresh}
         return _reached(found, digests)
+
+    def _whole_of(self, digests: Iterable[bytes]) -> dict[bytes, ChunkLocation]:
+        return {digest: self._whole[digest][1] for digest in digests if digest in self._whole}
 
     def _below(self, digests: set[bytes], within: Collection[bytes] | None) -> dict[bytes, list[_Ranked]]:
         """The places of chunks that are whole nowhere, and of all such that they may rest on."""

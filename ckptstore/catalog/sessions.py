@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, bindparam, delete, exists, func, insert, literal, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, exists, func, insert, literal, select, update
 
 from ckptstore.catalog import queries
 from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewCommit, NewPack
@@ -168,15 +168,27 @@ def make_live(db: Connection, own: dict[str, int], new: Sequence[NewPack]) -> No
 
 
 def _heal(db: Connection, fresh: Sequence[int]) -> None:
+    """With whole chunks only: a commit that lost one may not have what another encoding of it rests on."""
     if db.execute(select(lost_chunks.c.digest).limit(1)).first() is None:
         return
     for some in queries.batched(fresh):
+        whole = chunks.c.pack.in_(some) & (chunks.c.base == b"")
         back = select(lost_chunks.c.commit, chunks.c.pack, func.sum(chunks.c.length))
-        back = back.join(chunks, chunks.c.digest == lost_chunks.c.digest).where(chunks.c.pack.in_(some))
+        back = back.join(chunks, chunks.c.digest == lost_chunks.c.digest).where(whole)
         edges = back.group_by(lost_chunks.c.commit, chunks.c.pack)
         db.execute(insert(commit_packs).from_select(["commit", "pack", "bytes"], edges))
-        found = select(chunks.c.digest).where(chunks.c.pack.in_(some))
+        found = select(chunks.c.digest).where(whole)
+        _forget_resting(db, found)
         db.execute(delete(lost_chunks).where(lost_chunks.c.digest.in_(found)))
+
+
+def _forget_resting(db: Connection, found: Select[tuple[bytes]]) -> None:
+    """What rests on chunks that are found, in packs that the same commits need, is not lost any more either."""
+    base = lost_chunks.alias()
+    frame = exists().where(chunks.c.digest == lost_chunks.c.digest, chunks.c.base == base.c.digest)
+    needed = frame.where(commit_packs.c.pack == chunks.c.pack, commit_packs.c.commit == lost_chunks.c.commit)
+    was_lost = needed.where(base.c.commit == lost_chunks.c.commit, base.c.digest.in_(found))
+    db.execute(delete(lost_chunks).where(was_lost))
 
 
 def _chunk_row(chunk: ChunkLocation, pack: int) -> dict[str, object]:

@@ -21,13 +21,14 @@ import pytest
 
 from ckptstore.catalog.base import Catalog, CatalogStats
 from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, TagNotFound
+from ckptstore.testing.catalog_deltas import CatalogDeltasConformance
 from ckptstore.testing.catalog_gc import CatalogGcConformance
 from ckptstore.testing.catalog_making import LEASE, begin, collect, delete, digest, make, new_commit, new_pack, states
 from ckptstore.testing.catalog_upkeep import CatalogUpkeepConformance
 
 
-class CatalogConformance(CatalogGcConformance, CatalogUpkeepConformance):
-    """Reading, committing, names; what concerns gc and upkeep is inherited."""
+class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, CatalogUpkeepConformance):
+    """Reading, committing, names; what concerns gc, upkeep and chunks that rest on others is inherited."""
 
     @pytest.fixture
     def opener(self) -> Callable[[], Catalog]:

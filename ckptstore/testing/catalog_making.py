@@ -16,10 +16,10 @@ def digest(name: str) -> bytes:
     return name.encode().ljust(16, b"\0")
 
 
-def new_pack(*names: str) -> NewPack:
-    """A pack with a random name and a chunk of 10 bytes for each name."""
-    pack = uuid.uuid4().hex
-    chunks = [ChunkLocation(digest(name), pack, 64 + 10 * i, 10, 20, 1, b"") for i, name in enumerate(names)]
+def new_pack(*names: str, on: Sequence[str] = ()) -> NewPack:
+    """A pack with a random name and a chunk of 10 bytes for each name, which rests `on` others."""
+    pack, base = uuid.uuid4().hex, b"".join(map(digest, on))
+    chunks = [ChunkLocation(digest(name), pack, 64 + 10 * i, 10, 20, 1, base) for i, name in enumerate(names)]
     return NewPack(pack, 100 + 10 * len(names), chunks)
 
 
