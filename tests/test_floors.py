@@ -38,6 +38,7 @@ FLOORS = {
 LIBRARIES = {
     "torch": {"state", "operations", "cli", "integrations", "testing"},
     "numpy": {"format", "state", "operations", "cli", "integrations", "testing"},
+    "triton": {"state"},
     "sqlalchemy": {"catalog"},
     "alembic": {"catalog"},
     "fsspec": {"storage", "testing"},

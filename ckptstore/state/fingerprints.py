@@ -1,0 +1,103 @@
+"""Fingerprints of tensors, made where the tensors lie: so that what did not change need not be copied to be known.
+
+A tensor's bytes are cut into segments of `SEGMENT` bytes, the last one filled up with zeros. A segment is read as
+64-bit words, and a word as two halves of 32 bits. With random keys ``k`` of 64 bits, one for each place of a segment,
+it is hashed by NH (Black, Halevi, Krawczyk, Krovetz and Rogaway, "UMAC", 1999)::
+
+    H(m) = sum over i of ((low(m[i]) + low(k[i])) mod 2**32) * ((high(m[i]) + high(k[i])) mod 2**32), mod 2**64
+
+twice, with independent keys. Sums do not care for order, so neither does the result for how work is spread.
+
+**Bound.** Two different segments of the same length collide with a probability of at most 2**-64 over the keys,
+whatever they are. For one hash: they differ in some half, say a high one, of word i. Fix all keys but ``low(k[i])``.
+Let ``u = (low(m[i]) + low(k[i])) mod 2**32``, which is uniform, and u' the same of the other segment, so that
+``u' = (u + d) mod 2**32`` with a fixed d. Let ``A != A'`` be the factors of the high halves. The hashes are equal only
+if ``u*A - u'*A' = c mod 2**64`` with a fixed c. Suppose that two values of u do that, which differ by n,
+``0 < n < 2**32``; then the values of u' differ by n or by ``n - 2**32``.
+
+- By n: ``n*A = n*A' mod 2**64``. Both sides are below 2**64, so they are equal, and ``A = A'``, which was excluded.
+- By ``n - 2**32``: ``n*A + (2**32 - n)*A' = 0 mod 2**64``. The sum is at most ``2**32 * max(A, A') < 2**64``, so it is
+  0, and ``A = A' = 0``, which was excluded.
+
+So at most one of the 2**32 values of u does: 2**-32 for one hash, and 2**-64 for two with independent keys. A low half
+that differs is the same with the halves' roles exchanged. A tensor that changed goes unnoticed only if each changed
+segment collides, and so does a chunk of it. Lengths are compared beside the hashes, so zeros that fill up make
+nothing equal.
+
+The bound holds for bytes that were chosen without knowledge of the keys. These are drawn when a process first needs
+them, from the system's random numbers, and leave its memory only for the devices. Fingerprints are never stored.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+SEGMENT = 32 << 10
+"""Bytes of a segment. The keys of both hashes, twice as many, stay in the innermost cache of a GPU."""
+
+WORDS = SEGMENT // 8
+_HASHES = 2
+_HALF = 0xFFFFFFFF
+
+
+def segments(size: int) -> int:
+    """How many segments so many bytes have."""
+    return -(-size // SEGMENT)
+
+
+def fingerprints(tensors: Sequence[Tensor]) -> Tensor:
+    """The fingerprints of all segments of some tensors of one device, one tensor behind the other.
+
+    Args:
+        tensors: one-dimensional and contiguous, of uint8.
+
+    Returns:
+        Two int64 for each segment, on the device. There they are computed in stream order; nothing waits.
+    """
+    device = tensors[0].device
+    if device.type == "cuda" and _has_triton():
+        from ckptstore.state.fingerprint_kernel import launch
+
+        return launch(tensors, keys(device))
+    return reference(tensors)
+
+
+def reference(tensors: Sequence[Tensor]) -> Tensor:
+    """What `fingerprints` gives, on any device, by plain operations of torch."""
+    return torch.cat([_hashed(tensor, keys(tensor.device)) for tensor in tensors])
+
+
+@cache
+def keys(device: torch.device) -> Tensor:
+    """The keys of this process, on a device: a row for each hash, a word for each place."""
+    return _secret().to(device)
+
+
+@cache
+def _secret() -> Tensor:
+    return torch.frombuffer(bytearray(os.urandom(_HASHES * SEGMENT)), dtype=torch.int64).view(_HASHES, WORDS)
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _hashed(data: Tensor, keys: Tensor) -> Tensor:
+    rest = -len(data) % SEGMENT
+    filled = torch.cat([data, data.new_zeros(rest)]) if rest or _is_odd(data) else data
+    words = filled.view(torch.int64).view(-1, 1, WORDS)
+    low = (words + keys) & _HALF
+    high = ((words >> 32) + (keys >> 32)) & _HALF
+    return (low * high).sum(2)  # wraps around as numbers modulo 2**64 do
+
+
+def _is_odd(data: Tensor) -> bool:
+    """Whether it does not lie where words may."""
+    return bool(data.storage_offset() % 8 or data.data_ptr() % 8)

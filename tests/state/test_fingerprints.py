@@ -1,0 +1,153 @@
+"""Fingerprints are equal where bytes are, and the kernel gives what plain torch gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ckptstore.state.fingerprints import SEGMENT, WORDS, fingerprints, keys, reference, segments
+
+CPU = torch.device("cpu")
+SIZES = st.sampled_from([0, 1, 7, 8, 9, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 12345]) | st.integers(0, 100)
+
+
+def random_bytes(size: int, seed: int) -> Tensor:
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> list[Tensor]:
+    """Pieces of one memory that begin anywhere."""
+    sizes = draw(st.lists(SIZES, min_size=1, max_size=4))
+    memory, at, found = random_bytes(sum(sizes) + 64, draw(st.integers(0, 99))), draw(st.integers(0, 17)), []
+    for size in sizes:
+        found.append(memory[at : at + size])
+        at += size
+    return found
+
+
+def test_it_is_what_the_docstring_says():
+    data = random_bytes(2 * SEGMENT - 13, 1)
+    filled = data.numpy().tobytes() + bytes(13)
+    expected = []
+    for start in (0, SEGMENT):
+        words = [int.from_bytes(filled[at : at + 8], "little") for at in range(start, start + SEGMENT, 8)]
+        expected.append([nh(words, [number % 2**64 for number in row]) for row in keys(CPU).tolist()])
+    assert [[number % 2**64 for number in row] for row in fingerprints([data]).tolist()] == expected
+
+
+def nh(words: list[int], key: list[int]) -> int:
+    half = 2**32
+    return sum((m + k) % half * ((m // half + k // half) % half) for m, k in zip(words, key, strict=True)) % half**2
+
+
+@given(tensors(), st.data())
+def test_equal_if_and_only_if_bytes_are(found: list[Tensor], data: st.DataObject):
+    here = torch.cat(found)
+    again = here.clone()
+    assert torch.equal(fingerprints([here]), fingerprints([again]))
+    if len(here):
+        place = data.draw(st.integers(0, len(here) - 1))
+        again[place] ^= data.draw(st.integers(1, 255))
+        differ = (fingerprints([here]) != fingerprints([again])).any(1)
+        assert differ.nonzero().tolist() == [[place // SEGMENT]]
+
+
+@given(tensors(), st.randoms())
+def test_one_tensor_after_the_other_in_any_order(found: list[Tensor], random: Any):
+    alone = [fingerprints([tensor]) for tensor in found]
+    assert [len(rows) for rows in alone] == [segments(len(tensor)) for tensor in found]
+    order = list(range(len(found)))
+    random.shuffle(order)
+    assert torch.equal(fingerprints([found[at] for at in order]), torch.cat([alone[at] for at in order]))
+
+
+def test_the_same_bytes_in_another_place_are_something_else():
+    data = random_bytes(SEGMENT, 2)
+    assert not torch.equal(fingerprints([data]), fingerprints([data.view(torch.int64).roll(1).view(torch.uint8)]))
+
+
+def test_two_words_that_would_cancel_out_in_a_sum_do_not():
+    data = torch.zeros(WORDS, dtype=torch.int64)
+    before = fingerprints([data.view(torch.uint8)])
+    data[0], data[1] = 5, -5
+    assert not torch.equal(before, fingerprints([data.view(torch.uint8)]))
+
+
+def test_the_lemma_holds_for_every_case_of_small_words():
+    """At most one value of a half's key makes two words that differ in the other half collide."""
+    half = 8
+    for one, other, shift, constant in product(range(half), range(half), range(half), range(half**2)):
+        if one != other:
+            hits = [u for u in range(half) if (u * one - (u + shift) % half * other - constant) % half**2 == 0]
+            assert len(hits) <= 1
+
+
+def test_keys_are_another_processs_own():
+    code = "import torch; from ckptstore.state.fingerprints import keys; print(keys(torch.device('cpu')).tolist())"
+    found = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(2)}
+    assert len(found) == 2
+    assert str(keys(CPU).tolist()) not in found
+
+
+# the kernel
+
+INTERPRETED = """
+import torch
+from ckptstore.state.fingerprints import SEGMENT, keys, reference
+from ckptstore.state.fingerprint_kernel import launch
+memory = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8)
+for start in (0, 3, 16):
+    found, at = [], start
+    for size in (2 * SEGMENT, 0, 5, SEGMENT - 1, SEGMENT + 8, SEGMENT, 1):
+        found.append(memory[at : at + size])
+        at += size
+    assert torch.equal(launch(found, keys(memory.device)), reference(found)), start
+"""
+
+COMPILED = """
+import re
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from ckptstore.state import fingerprint_kernel as kernel
+names = ("owners", "bases", "sizes", "firsts", "keys", "hashes")
+signature = {name: "*i64" for name in names} | {"count": "constexpr"}
+divisible = {(place,): [["tt.divisibility", 16]] for place in range(len(names))}
+source = ASTSource(kernel._hash_segment, signature, {"count": kernel.WORDS}, divisible)
+made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": kernel._WARPS})
+loads = re.findall(r"ld[.]global[.]cg[.](\\S+)", made.asm["ptx"])
+assert loads == ["v2.b64"] * (kernel.WORDS // 2 // (32 * kernel._WARPS)), loads
+"""
+
+
+def run_with_triton(source: str, **environment: str) -> None:
+    pytest.importorskip("triton", reason="triton comes with torch's CUDA builds; there is no other use for it")
+    subprocess.check_call([sys.executable, "-c", source], env=os.environ | environment)
+
+
+def test_the_kernel_interpreted_gives_what_torch_gives():
+    run_with_triton(INTERPRETED, TRITON_INTERPRET="1")
+
+
+def test_the_kernel_for_a_gpu_loads_16_bytes_at_a_time():
+    run_with_triton(COMPILED)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@settings(deadline=None)
+@given(tensors())
+def test_the_kernel_on_a_gpu_gives_what_torch_gives(found: list[Tensor]):
+    there = [tensor.cuda() for tensor in found]
+    views = [torch.cat([tensor.new_zeros(3), tensor])[3:] for tensor in there]
+    assert torch.equal(fingerprints(there).cpu(), reference(found))
+    assert torch.equal(fingerprints(views).cpu(), reference(found))
