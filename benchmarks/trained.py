@@ -27,7 +27,7 @@ class Trained:
             nn.Linear(width, VOCABULARY),
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self._text = torch.frombuffer(bytearray(_text()), dtype=torch.uint8)
+        self._text = torch.frombuffer(bytearray(text()), dtype=torch.uint8)
         self._position = 0
         self.train()
 
@@ -63,5 +63,6 @@ def small(count: int = 10_000) -> dict[str, Tensor]:
     return {f"tensor{number}": values[number].clone() for number in range(count)}
 
 
-def _text() -> bytes:
+def text() -> bytes:
+    """Real text: sources of the standard library."""
     return b"".join(source.read_bytes() for source in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:50])

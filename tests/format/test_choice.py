@@ -55,6 +55,15 @@ def test_trained_floats_are_planes():
         assert check(raw_of(trained(100_000)), FLOATS, raw_of(trained(100_000, 1)), level) == PLANES.number
 
 
+@pytest.mark.parametrize("count", [10_003, 500_000])
+def test_the_best_level_codes_mantissas_too(count):
+    uniform = np.random.default_rng(0).uniform(-0.7, 0.7, count).astype("<f4")
+    halves = (uniform.view("<u4") >> np.uint32(16)).astype("<u2")
+    for form, array in ((FLOATS, uniform), (Form(2, floating=True), halves)):
+        assert check(raw_of(array), form, None, "best") == PLANES.number
+        assert len(encode(raw_of(array), form, None, "best").payload) < len(encode(raw_of(array), form).payload)
+
+
 def test_what_moved_little_is_a_difference():
     before = trained(100_000)
     moved = raw_of(before * np.float32(1.001))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from ckptstore.format.codecs.base import Buffer, Form, Level
@@ -25,17 +26,17 @@ class Candidate(NamedTuple):
 
 def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Level) -> list[Candidate]:
     """What seems worth its time, the most promising first."""
-    found = sorted(_candidates(raw, form, None if level == "fast" else base), key=lambda candidate: candidate.share)
+    found = sorted(_candidates(raw, form, base, level), key=lambda candidate: candidate.share)
     return [candidate for candidate in found if candidate.share < _WORTH]
 
 
-def _candidates(raw: memoryview, form: Form, base: memoryview | None) -> Iterator[Candidate]:
+def _candidates(raw: memoryview, form: Form, base: memoryview | None, level: Level) -> Iterator[Candidate]:
     zstd, planes, delta = Zstd(), Planes(), Delta()
-    yield Candidate(zstd.number, zstd.share(raw), lambda: zstd.encode(raw))
+    yield Candidate(zstd.number, zstd.share(raw), partial(zstd.encode, raw))
     if len(raw) < _NUMBERS:
         return
-    plan = planes.plan(raw, form)
-    yield Candidate(planes.number, plan.share, lambda: planes.encode_as(plan, raw))
-    if base is not None and len(base) == len(raw):
+    for plan in planes.plans(raw, form, thorough=level == "best"):
+        yield Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw))
+    if base is not None and len(base) == len(raw) and level != "fast":
         change = delta.plan(raw, form, base)
-        yield Candidate(delta.number, change.share / _RELIANCE, lambda: delta.encode_as(change, raw, base))
+        yield Candidate(delta.number, change.share / _RELIANCE, partial(delta.encode_as, change, raw, base))

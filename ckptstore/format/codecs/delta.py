@@ -11,6 +11,7 @@ import numpy as np
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import BYTES, Buffer, Form
+from ckptstore.format.codecs.cutting import Cut
 from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
 from ckptstore.format.codecs.planes import width_of
 from ckptstore.format.codecs.planning import planned
@@ -26,7 +27,7 @@ class Delta:
     def plan(self, raw: memoryview, form: Form, base: memoryview) -> Plan:
         """How best to encode, and the size to expect."""
         words, before = (words_of(data, width_of(form))[0] for data in (raw, base))
-        return planned(_difference(sampled(words), sampled(before)), rotated=False)
+        return planned(_difference(sampled(words), sampled(before)), Cut(words.itemsize))
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Subtract, cut and code."""

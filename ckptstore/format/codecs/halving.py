@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckptstore.format.codecs.cutting import Cut, Cutter, Plane
-from ckptstore.format.codecs.words import Words, word_type
+from ckptstore.format.codecs.cutting import Plane
 
-_PAIR = Cut(2)
-_INNER = 0x00F0
+_LOWER, _UPPER = 0x0F, 0xF0
 
 
 def best_offset(plane: Plane) -> int:
@@ -26,34 +24,39 @@ class Halver:
     """Halves planes of up to `most` bytes, and joins them, in memory that every plane uses anew."""
 
     def __init__(self, most: int) -> None:
-        self._most = (most + 1) // 2
-        self._pairs = np.empty(self._most, word_type(2))
-        self._cutter = Cutter(_PAIR, self._most)
+        pairs = (most + 1) // 2
+        self._whole = np.empty(2 * pairs, np.uint8)
+        self._arrays = [np.empty(pairs, np.uint8) for _ in range(3)]
 
-    def halve(self, plane: Plane, offset: int) -> list[Plane]:
-        """Upper and lower halves of the bytes less `offset`; the last one's neighbour is 0 when their number is odd."""
-        pairs = self._pairs[: (len(plane) + 1) // 2]
-        moved = pairs.view(np.uint8)
-        moved[len(plane) :] = 0
-        np.subtract(plane, np.uint8(offset), out=moved[: len(plane)])
-        self._exchange(pairs)
-        return self._cutter.cut(pairs)
+    def halve(self, plane: Plane, offset: int) -> tuple[Plane, Plane]:
+        """Upper and lower halves of the bytes less `offset`; the plane's second half, and a 0, go beside its first."""
+        count = len(plane)
+        upper, lower, spare = (array[: (count + 1) // 2] for array in self._arrays)
+        first, second = self._ends(count)
+        np.subtract(plane, np.uint8(offset), out=self._whole[:count])
+        second[count // 2 :] = 0
+        np.right_shift(first, 4, out=upper)
+        np.bitwise_and(second, _UPPER, out=spare)
+        np.bitwise_or(upper, spare, out=upper)
+        np.multiply(second, 16, out=lower)  # a shift to the left is slower on bytes
+        np.bitwise_and(first, _LOWER, out=spare)
+        np.bitwise_or(lower, spare, out=lower)
+        return upper, lower
 
-    def join(self, halves: list[Plane], count: int, offset: int) -> Plane:
+    def join(self, upper: Plane, lower: Plane, count: int, offset: int) -> Plane:
         """The plane of `count` bytes; it stays until the next call."""
-        pairs = self._pairs[: (count + 1) // 2]
-        self._cutter.join(halves, pairs)
-        self._exchange(pairs)
-        plane = pairs.view(np.uint8)[:count]
+        spare = self._arrays[0][: len(upper)]
+        first, second = self._ends(count)
+        np.multiply(upper, 16, out=first)
+        np.bitwise_and(lower, _LOWER, out=spare)
+        np.bitwise_or(first, spare, out=first)
+        np.right_shift(lower, 4, out=second)
+        np.bitwise_and(upper, _UPPER, out=spare)
+        np.bitwise_or(second, spare, out=second)
+        plane = self._whole[:count]
         np.add(plane, np.uint8(offset), out=plane)
         return plane
 
-    def _exchange(self, pairs: Words) -> None:
-        """The inner two of every pair's four halves change places: lower with lower, upper with upper."""
-        spare = self._cutter.spare(2, len(pairs))
-        np.right_shift(pairs, 4, out=spare)
-        np.bitwise_xor(spare, pairs, out=spare)
-        np.bitwise_and(spare, _INNER, out=spare)
-        np.bitwise_xor(pairs, spare, out=pairs)
-        np.left_shift(spare, 4, out=spare)
-        np.bitwise_xor(pairs, spare, out=pairs)
+    def _ends(self, count: int) -> tuple[Plane, Plane]:
+        half = (count + 1) // 2
+        return self._whole[:half], self._whole[half : 2 * half]

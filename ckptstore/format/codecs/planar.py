@@ -2,7 +2,7 @@
 
 ::
 
-    header   4 bytes: width, whether rotated, whether lower halves are kept, 0
+    header   4 bytes: width, rotation, center, whether lower halves are kept
     ways     2 bytes for each plane: whether its bytes are halved, the offset
     lengths  u32 each: of the parts of each block, the first bytes of the words first
     parts    as `entropy` codes them: of a plane, or of the upper and of the lower halves of its bytes
@@ -124,22 +124,23 @@ class _BlockJoiner:
             if halver is None or way.offset is None:
                 planes.append(self._decoder.decode(next(parts), size * len(words)))
             else:
-                halves = [self._decoder.decode(next(parts), (len(words) + 1) // 2) for _ in range(2)]
-                planes.append(halver.join(halves, len(words), way.offset))
+                upper, lower = (self._decoder.decode(next(parts), (len(words) + 1) // 2) for _ in range(2))
+                planes.append(halver.join(upper, lower, len(words), way.offset))
         self._cutter.join(planes, words)
         return self._cutter.spare(words.itemsize, len(words))
 
 
 def _head(plan: Plan) -> bytes:
     ways = [byte for way in plan.ways for byte in (way.parts - 1, way.offset or 0)]
-    return bytes([plan.cut.width, plan.cut.rotated, plan.cut.kept, 0, *ways])
+    return bytes([plan.cut.width, plan.cut.rotation, plan.cut.center, plan.cut.kept, *ways])
 
 
 def _plan_of(payload: memoryview) -> Plan:
     """Of a payload's head. Raises CorruptData."""
-    width, rotated, kept, _ = payload[:4] if len(payload) >= 4 else (0, 0, 0, 0)
-    if width in WIDTHS and max(rotated, kept) <= (width > 1):
-        cut = Cut(width, bool(rotated), bool(kept))
+    width, rotation, center, kept = payload[:4] if len(payload) >= 4 else (0, 0, 0, 0)
+    turned = rotation > 0
+    if width in WIDTHS and rotation < 16 and max(turned, kept) <= (width > 1) and (turned or not center):
+        cut = Cut(width, rotation, center, bool(kept))
         told = payload[4 : 4 + 2 * len(cut.sizes)]
         ways = [Way(True, offset if halved else None) for halved, offset in zip(told[::2], told[1::2], strict=False)]
         plan = Plan(cut, tuple(ways), 1)

@@ -5,25 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckptstore.format.codecs.base import BYTES, Buffer, Form
+from ckptstore.format.codecs.cutting import Cut
 from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
-from ckptstore.format.codecs.planning import planned
+from ckptstore.format.codecs.planning import centered, planned
 from ckptstore.format.codecs.words import WIDTHS, Words, sampled, words_of
+
+_LITTLE = 1.02
 
 
 class Planes:
-    """The words of a chunk, cut into planes; those of floats are rotated."""
+    """The words of a chunk, cut into planes; those of floats are turned."""
 
     number = 2
     name = "planes"
 
-    def plan(self, raw: memoryview, form: Form) -> Plan:
-        """How best to encode, and the size to expect."""
+    def plans(self, raw: memoryview, form: Form, *, thorough: bool = False) -> list[Plan]:
+        """How best to encode, and the sizes to expect; several where size counts more than time."""
         words, _ = words_of(raw, width_of(form))
-        return planned(sampled(words), rotated=form.floating and words.itemsize > 1)
+        sample = sampled(words)
+        if not form.floating or words.itemsize == 1:
+            return [planned(sample, Cut(words.itemsize))]
+        turned = planned(sample, Cut(words.itemsize, rotation=1))
+        if thorough:
+            return [turned, centered(sample, turned)]
+        if not turned.ways[1].coded:
+            return [turned]
+        plain = planned(sample, Cut(words.itemsize))  # signs that are all the same need no plane of their own
+        return [plain if plain.share < _LITTLE * turned.share else turned]
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Cut and code."""
-        return self.encode_as(self.plan(raw, form), raw)
+        return self.encode_as(self.plans(raw, form)[0], raw)
 
     def encode_as(self, plan: Plan, raw: memoryview) -> Buffer:
         """Cut and code as planned."""

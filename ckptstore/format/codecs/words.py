@@ -31,19 +31,11 @@ def words_of(data: memoryview, width: int) -> tuple[Words, memoryview]:
     return np.ndarray(count, word_type(width), data), data[count * width :]
 
 
-def rotate(words: Words, out: Words, spare: Words) -> None:
-    """Every word's first bit moved behind its last: the sign of a float no longer stands before its exponent."""
-    np.right_shift(words, 8 * words.itemsize - 1, out=spare)
-    np.left_shift(words, 1, out=out)
+def rotate(words: Words, by: int, out: Words, spare: Words) -> None:
+    """The first bits of every word moved behind its last one."""
+    np.right_shift(words, 8 * words.itemsize - by, out=spare)
+    np.left_shift(words, by, out=out)
     np.bitwise_or(out, spare, out=out)
-
-
-def unrotate(words: Words, spare: Words) -> None:
-    """The inverse of `rotate`, in place."""
-    sign = 8 * words.itemsize - 1
-    np.right_shift(words, 1, out=spare)
-    np.left_shift(words, sign, out=words)
-    np.bitwise_or(words, spare, out=words)
 
 
 def zigzag(words: Words, spare: Words) -> None:
