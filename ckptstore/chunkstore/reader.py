@@ -14,13 +14,16 @@ from ckptstore.catalog.base import Catalog, ChunkLocation
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.errors import BudgetTooSmall, CorruptData, InvalidArgument, MissingData, ObjectNotFound
-from ckptstore.format.codecs import RAW
+from ckptstore.format.codecs import RAW, ZSTD
 from ckptstore.format.packs import pack_key
 from ckptstore.storage.base import GAP, RangeRead, Storage
 
 _WORKERS = min(4, os.cpu_count() or 1)
 _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 1024
+_BLOCK_BYTES = 1 << 20
+_BLOCKS_HELD = 4.25
+"""Codecs of numbers work on a block at a time, or on a smaller chunk, and hold this many beside payload and chunk."""
 DEFAULT_BUDGET = 128 << 20
 """Bytes that a fetch may hold beyond its destinations."""
 
@@ -59,6 +62,11 @@ class _Job:
     gap: int
 
     @property
+    def places(self) -> tuple[ChunkLocation, ...]:
+        """All that is read for it."""
+        return (*self.bases, self.location)
+
+    @property
     def direct(self) -> bool:
         """Whether the payload can be read straight into the destination."""
         return self.wish.out is not None and self.location.codec == RAW.number and not self.sealed
@@ -89,7 +97,7 @@ def fetch(
             _carry_out(jobs, run, budget)
         except MissingData:
             before, jobs = jobs, _jobs(run, catalog, wishes)
-            if [job.location for job in jobs] == [job.location for job in before]:
+            if [job.places for job in jobs] == [job.places for job in before]:
                 raise  # otherwise gc took a copy that no commit needs any more, and there is another
         else:
             return
@@ -104,8 +112,9 @@ def check_budget(budget: int, needed: int, what: str) -> None:
 
 
 def _carry_out(jobs: list[_Job], run: _Run, budget: int) -> None:
-    largest = max((job.scratch for job in jobs), default=0)
-    check_budget(budget, max((replace(job, gap=0).scratch for job in jobs), default=0), "one chunk")
+    largest = max((job.scratch + _decoding_bytes(job) for job in jobs), default=0)
+    least = max((replace(job, gap=0).scratch + _decoding_bytes(job) for job in jobs), default=0)
+    check_budget(budget, least, "one chunk")
     workers = max(1, min(_WORKERS, budget // largest)) if largest else _WORKERS
     batches = list(_batches(jobs, budget // workers - largest))
     if len(batches) == 1:
@@ -159,6 +168,12 @@ def _batches(jobs: list[_Job], scratch: int) -> Iterator[list[_Job]]:
     for _, of_pack in groupby(jobs, key=lambda job: job.location.pack):
         for near in groups(of_pack, lambda job: job.wish.size, _BATCH_BYTES, _BATCH_CHUNKS):
             yield from groups(near, lambda job: job.scratch, max(scratch, 1), _BATCH_CHUNKS)
+
+
+def _decoding_bytes(job: _Job) -> int:
+    """Bytes that a codec holds beside while it decodes; one job of a batch does so at a time."""
+    encoded = [place.raw_length for place in job.places if place.codec not in {RAW.number, ZSTD.number}]
+    return int(_BLOCKS_HELD * min(max(encoded, default=0), _BLOCK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
