@@ -23,16 +23,12 @@ _BATCH_PACKS = 256
 
 @dataclass(frozen=True, slots=True)
 class _Waste:
-    """A pack, the payload bytes it holds, the chunks of it that commits need, and which commit needs which.
-
-    `alone` are those that some commit needs without what they rest on there: it found them elsewhere.
-    """
+    """A pack, the payload bytes it holds, the chunks of it that commits need, and which commit needs which."""
 
     pack: str
     held_bytes: int
     needed: dict[bytes, ChunkLocation]
     users: dict[str, set[bytes]] = field(default_factory=dict)
-    alone: set[bytes] = field(default_factory=set)
 
     @property
     def raw_bytes(self) -> int:
@@ -50,14 +46,22 @@ def rewrite_packs(chunks: ChunkStore, names: Sequence[str]) -> tuple[int, int]:
 
     Returns how many packs were rewritten, and the bytes of the new ones.
     """
-    done = written = 0
-    for some in groups(_survey(chunks, set(names)), lambda waste: waste.raw_bytes, TARGET_BYTES, _BATCH_PACKS):
-        try:
-            written += _rewrite(chunks, some)
-            done += len(some)
-        except (SessionFenced, CorruptData):
-            continue  # another gc took some first, or a pack is damaged, which is for verify to tell
-    return done, written
+    batches = groups(_survey(chunks, set(names)), lambda waste: waste.raw_bytes, TARGET_BYTES, _BATCH_PACKS)
+    sizes = [size for some in batches for size in _rewrite_what_can_be(chunks, some)]
+    return sum(count for count, _ in sizes), sum(size for _, size in sizes)
+
+
+def _rewrite_what_can_be(chunks: ChunkStore, wastes: Sequence[_Waste]) -> Iterator[tuple[int, int]]:
+    """All at once; one by one when another gc took some first, or when some are damaged, which is for verify to tell.
+
+    How many packs at a time, and the bytes of the new ones.
+    """
+    try:
+        yield len(wastes), _rewrite(chunks, wastes)
+    except (SessionFenced, CorruptData):
+        if len(wastes) > 1:
+            for waste in wastes:
+                yield from _rewrite_what_can_be(chunks, [waste])
 
 
 def _survey(chunks: ChunkStore, names: set[str] | None) -> list[_Waste]:
@@ -75,16 +79,15 @@ def _survey(chunks: ChunkStore, names: set[str] | None) -> list[_Waste]:
     held = {pack: {chunk.digest: chunk for chunk in chunks.catalog.pack_chunks(pack)} for pack in suspects}
     found = {pack: _Waste(pack, sum(chunk.length for chunk in held[pack].values()), {}) for pack in suspects}
     for commit, packs in users.items():
-        for pack, digests, alone in _needs(chunks, commit, packs, held):
+        for pack, digests in _needs(chunks, commit, packs, held):
             found[pack].users[commit] = digests
-            found[pack].alone.update(alone)
             found[pack].needed.update((digest, held[pack][digest]) for digest in digests)
     return [waste for waste in found.values() if _is_waste(waste)]
 
 
 def _needs(
     chunks: ChunkStore, commit: str, packs: Sequence[str], held: dict[str, dict[bytes, ChunkLocation]]
-) -> Iterator[tuple[str, set[bytes], set[bytes]]]:
+) -> Iterator[tuple[str, set[bytes]]]:
     try:
         digests = commit_digests(chunks, commit)
     except StepNotFound:
@@ -92,8 +95,7 @@ def _needs(
     except CorruptData:
         digests = set().union(*(held[pack] for pack in packs))  # nobody knows: all of it
     for pack in packs:
-        here = digests & held[pack].keys()
-        yield pack, here, {digest for digest in here if not digests.issuperset(held[pack][digest].bases)}
+        yield pack, digests & held[pack].keys()
 
 
 def _is_waste(waste: _Waste) -> bool:
@@ -104,12 +106,11 @@ def _is_waste(waste: _Waste) -> bool:
 def _rewrite(chunks: ChunkStore, wastes: Sequence[_Waste]) -> int:
     """The bytes of the new packs."""
     needed = {digest: chunk for waste in wastes for digest, chunk in waste.needed.items()}
-    alone = set().union(*(waste.alone for waste in wastes))
     with writing_session(chunks.catalog) as session:
         if not chunks.catalog.pin(session, list(needed)).keys() >= needed.keys():
             raise SessionFenced("gc has taken packs that were to be rewritten: collect again")
         with chunks.writer(session) as writer:
-            for chunk in _fetched(chunks, needed, alone):
+            for chunk in _fetched(chunks, wastes, needed):
                 writer.append(chunk)
             own, _ = writer.finish()
         places = {chunk.digest: chunk for pack in own for chunk in pack.chunks}
@@ -118,13 +119,18 @@ def _rewrite(chunks: ChunkStore, wastes: Sequence[_Waste]) -> int:
     return sum(pack.size for pack in own)
 
 
-def _fetched(chunks: ChunkStore, needed: Mapping[bytes, ChunkLocation], alone: set[bytes]) -> list[NewChunk]:
-    """The chunks, verified, encoded as they are or, where a commit may lack what they rest on, whole."""
+def _fetched(chunks: ChunkStore, wastes: Sequence[_Waste], needed: Mapping[bytes, ChunkLocation]) -> list[NewChunk]:
+    """The chunks, verified and encoded as they are; whole where the packs differ in what they rest on, since a commit
+    that needs one of the packs may have nothing but what its own one tells.
+    """
+    told: dict[bytes, set[bytes]] = defaultdict(set)
+    for chunk in (chunk for waste in wastes for chunk in waste.needed.values()):
+        told[chunk.digest].add(chunk.base)
     found: list[NewChunk] = []
 
     def keep(location: ChunkLocation, payload: memoryview, raw: memoryview) -> None:
-        digest, same = location.digest, location.base == needed[location.digest].base and location.digest not in alone
-        if same or not location.base:
+        digest = location.digest
+        if not location.base or told[digest] == {location.base}:
             found.append(NewChunk(digest, location.codec, bytes(payload), len(raw), location.base))
         else:
             made = encode(raw)
