@@ -61,13 +61,13 @@ class Encoder:
     Attributes:
         level: what time may be spent on it.
         pace: knows how much of it pays when that is for us to say.
-        may_rest: whether a chunk may rest on another; asked when there is one.
+        may_rest: which of these new chunks may rest on others; asked when there are some.
         raw: reads chunks of the store.
     """
 
     level: Level
     pace: Pace
-    may_rest: Callable[[], bool]
+    may_rest: Callable[[set[bytes]], set[bytes]]
     raw: Callable[[Sequence[bytes]], list[memoryview]]
 
     def effort(self) -> Level:
@@ -80,10 +80,11 @@ class Encoder:
         """Digest → a whole chunk of the same length that it may rest on, pinned."""
         told = {digest: piece.base() for digest, piece in fresh.items() if len(piece.data) >= _SMALLEST}
         bases = {digest: base for digest, base in told.items() if base}
-        if not bases or not self.may_rest():
+        resting = self.may_rest(set(bases)) if bases else ()
+        if not resting:
             return {}
-        found = pin(list(set(bases.values())))
-        roots = {digest: _root(found, base) for digest, base in bases.items()}
+        found = pin(list({bases[digest] for digest in resting}))
+        roots = {digest: _root(found, bases[digest]) for digest in resting}
         return {
             digest: root
             for digest, root in roots.items()

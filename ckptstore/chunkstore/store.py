@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ckptstore.catalog.base import Catalog, ChunkLocation
+from ckptstore.catalog.base import Catalog
 from ckptstore.chunkstore.encoding import Encoder
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.pace import Pace
@@ -47,9 +47,9 @@ class ChunkStore:
         encoder = Encoder(self.compression, self.pace, self._may_rest, self.raw)
         return ChunkWriter(self.storage, self.catalog, self.payloads, encoder, session, refuse, advance)
 
-    def _may_rest(self) -> bool:
-        """Not in a store of old, whose readers know nothing of it, nor while chunks are lost: whole ones heal."""
-        return DELTAS in self.config.requires_gc and not self.catalog.lost()
+    def _may_rest(self, digests: set[bytes]) -> set[bytes]:
+        """None in a store of old, whose readers know nothing of it, nor what commits have lost: whole ones heal."""
+        return digests - self.catalog.lost().keys() if DELTAS in self.config.requires_gc else set()
 
     def fetch(self, wishes: Sequence[Fetch], *, budget: int = DEFAULT_BUDGET, advance: Advance = ignore) -> None:
         """Fulfil every wish; see `reader.fetch`."""
@@ -61,14 +61,6 @@ class ChunkStore:
         made = {digest: memoryview(bytearray(found[digest].raw_length if digest in found else 0)) for digest in digests}
         self.fetch([Fetch(digest, len(raw), label, out=raw) for digest, raw in made.items()])
         return [made[digest] for digest in digests]
-
-    def decode(self, location: ChunkLocation, stored: memoryview) -> memoryview:
-        """The raw bytes of a payload that was read already; what it rests on is read from the store.
-
-        Raises CorruptData unless they are the chunk that the location says, MissingData when what it rests on is gone.
-        """
-        payload = self.payloads.opened(location, stored)
-        return self.payloads.decode(location, payload, bases=self.raw(location.bases) if location.base else ())
 
     def encode_document(self, written: Document, key: str) -> bytes:
         """The bytes of a manifest document as they are stored under a key."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ckptstore.catalog.base import ChunkLocation, PackRecord
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CkptStoreError, ObjectNotFound
+from ckptstore.errors import CkptStoreError, CorruptData, ObjectNotFound
 from ckptstore.format import packs
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.footers import read_pack
@@ -62,6 +62,11 @@ def check_data(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterat
 
 def _check_chunk(chunks: ChunkStore, key: str, data: memoryview, location: ChunkLocation) -> Iterator[Problem]:
     try:
-        chunks.decode(location, data[location.offset : location.offset + location.length])
+        bases = chunks.raw(location.bases) if location.base else ()
+    except CorruptData:
+        return  # which is told of the pack where that lies
+    try:
+        payload = chunks.payloads.opened(location, data[location.offset : location.offset + location.length])
+        chunks.payloads.decode(location, payload, bases=bases)
     except CkptStoreError as error:
         yield Problem(key, f"the chunk at {location.offset}: {error}", location.digest)

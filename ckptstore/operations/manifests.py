@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.places import Places
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CkptStoreError, StepNotFound
 from ckptstore.format.document import Document
-from ckptstore.format.manifest import chunk_digests, split_digests
+from ckptstore.format.manifest import Manifest, chunk_digests, split_digests
+
+
+def manifest_digests(manifest: Manifest, digest_size: int) -> set[bytes]:
+    """The digests of every chunk of a state."""
+    return {digest for entry in manifest.entries.values() for digest in chunk_digests(entry, digest_size)}
 
 
 def document_digests(written: Document, digest_size: int) -> set[bytes]:
-    """The digests of every chunk that a document's commit needs."""
-    entries = written.manifest.entries.values()
-    bases = split_digests(written.bases, digest_size)
-    return {digest for entry in entries for digest in chunk_digests(entry, digest_size)}.union(bases)
+    """The digests of every chunk that a document's commit needs, and of what these rest on."""
+    return manifest_digests(written.manifest, digest_size).union(split_digests(written.bases, digest_size))
 
 
 def commit_digests(chunks: ChunkStore, commit: str) -> set[bytes]:
@@ -24,6 +29,15 @@ def commit_digests(chunks: ChunkStore, commit: str) -> set[bytes]:
     if record is None:
         raise StepNotFound(f"no commit {commit}: it was purged")
     return document_digests(chunks.decode_document(data, record.document), chunks.digest.size)
+
+
+def unheld_digests(chunks: ChunkStore, commit: str) -> set[bytes]:
+    """What a commit id needs and cannot be decoded from the packs it needs. Raises StepNotFound, CorruptData."""
+    digests, places = commit_digests(chunks, commit), Places()
+    for pack in chunks.catalog.packs(commit):
+        for chunk in chunks.catalog.pack_chunks(pack.name):
+            places.add(0, chunk)
+    return digests - places.closure(digests, within=digests).keys()
 
 
 def any_document(chunks: ChunkStore, commit: CommitRecord) -> Document:
@@ -48,17 +62,26 @@ def users_of(chunks: ChunkStore, digests: set[bytes]) -> dict[bytes, tuple[str, 
             continue  # reported already
         below = _below(chunks, written) if digests.intersection(split_digests(written.bases, size)) else {}
         for path, entry in written.manifest.entries.items():
-            own = chunk_digests(entry, size)
-            needed = {base for digest in own for base in below.get(digest, ())}.union(own)
-            for digest in digests & needed:
+            for digest in digests & _with_all_below(chunk_digests(entry, size), below):
                 users[digest].append(f"{commit.run}@{commit.step} {path}")
     return {digest: tuple(paths) for digest, paths in users.items()}
 
 
-def _below(chunks: ChunkStore, written: Document) -> dict[bytes, list[bytes]]:
-    """Digest → what the chunk rests on, wherever it lies."""
+def _below(chunks: ChunkStore, written: Document) -> dict[bytes, set[bytes]]:
+    """Digest → what the chunk rests on, wherever it lies, if it is whole nowhere."""
     copies = chunks.catalog.copies(sorted(document_digests(written, chunks.digest.size)))
-    below: dict[bytes, list[bytes]] = defaultdict(list)
+    whole = {copy.digest for copy in copies if not copy.base}
+    below: dict[bytes, set[bytes]] = defaultdict(set)
     for copy in copies:
-        below[copy.digest] += copy.bases
+        if copy.digest not in whole:
+            below[copy.digest].update(copy.bases)
     return below
+
+
+def _with_all_below(digests: Iterable[bytes], below: Mapping[bytes, set[bytes]]) -> set[bytes]:
+    found: set[bytes] = set()
+    fresh = set(digests)
+    while fresh:
+        found |= fresh
+        fresh = {base for digest in fresh for base in below.get(digest, ())} - found
+    return found

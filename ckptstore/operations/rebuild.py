@@ -24,7 +24,7 @@ from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent, logical_bytes
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_any_pack
-from ckptstore.operations.manifests import document_digests
+from ckptstore.operations.manifests import document_digests, manifest_digests
 from ckptstore.storage.base import Storage
 
 _WORKERS = 8
@@ -142,7 +142,8 @@ def _check(chunks: ChunkStore, key: str, places: Places) -> _Candidate:
     if written.store != chunks.config.id or key != document.document_key(written.run, written.step, written.id):
         raise CorruptData(f"{key} is of another store or commit than its name says")
     digests = document_digests(written, chunks.digest.size)
-    missing = digests - places.closure(digests, within=digests).keys()
+    held = places.closure(digests, within=digests)  # without what chunks rested on that are whole somewhere by now
+    missing = manifest_digests(written.manifest, chunks.digest.size) - held.keys()
     if missing:
         address = f"{written.run}@{written.step}"
         raise MissingData(f"{address}: {len(missing)} of its chunks are in no pack, {min(missing).hex()} among them")

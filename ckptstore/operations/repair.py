@@ -18,7 +18,7 @@ from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import CkptStoreError, CorruptData, ObjectNotFound, StepNotFound
 from ckptstore.format import document, version
 from ckptstore.format.packs import TARGET_BYTES, pack_key
-from ckptstore.operations.manifests import any_document, commit_digests, document_digests, users_of
+from ckptstore.operations.manifests import any_document, document_digests, unheld_digests, users_of
 from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
@@ -73,7 +73,8 @@ class RepairPlan:
         documents = sum(_mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
         saved = sum(_retire(chunks, pack, bad, self.source) for pack in self.packs)
         saved += _heal(chunks, self.source)
-        _note_resting(chunks)
+        if _note_resting(chunks):
+            saved += _heal(chunks, self.source)
         lost = (*_unreadable(chunks), *_leaves(chunks, set(chunks.catalog.lost())))
         return RepairReport(len(self.packs), saved, documents, lost)
 
@@ -177,25 +178,28 @@ def _heal(chunks: ChunkStore, source: ChunkStore | None) -> int:
     return sum(len(new.chunks) for new in own)
 
 
-def _note_resting(chunks: ChunkStore) -> None:
-    """What rests on what is lost is lost too, so that whoever brings it back, whole, heals the commits."""
+def _note_resting(chunks: ChunkStore) -> bool:
+    """What rests on what is lost is lost too, so that whoever brings it back, whole, heals the commits.
+
+    Whether there was such that was not known yet.
+    """
     known: dict[str, set[bytes]] = defaultdict(set)
     for digest, commits in chunks.catalog.lost().items():
         for commit in commits:
             known[commit].add(digest)
-    found = {commit: _unreadable_chunks(chunks, commit) - lost for commit, lost in known.items()}
+    found = {commit: _unheld(chunks, commit) - lost for commit, lost in known.items()}
     fresh = {commit: sorted(digests) for commit, digests in found.items() if digests}
     if fresh:
         with writing_session(chunks.catalog) as session:
             chunks.catalog.rewrite(session, Rewrite([], [], {commit: {} for commit in fresh}, fresh))
+    return bool(fresh)
 
 
-def _unreadable_chunks(chunks: ChunkStore, commit: str) -> set[bytes]:
+def _unheld(chunks: ChunkStore, commit: str) -> set[bytes]:
     try:
-        digests = commit_digests(chunks, commit)
+        return unheld_digests(chunks, commit)
     except (CorruptData, StepNotFound):
-        return set()
-    return digests - chunks.catalog.locate(list(digests)).keys()
+        return set()  # nobody knows, or needs it
 
 
 def _store(chunks: ChunkStore, session: str, found: Iterator[tuple[bytes, memoryview]]) -> list[NewPack]:

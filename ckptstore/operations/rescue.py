@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ckptstore.catalog.base import ChunkLocation
-from ckptstore.chunkstore import ChunkStore, Fetch
+from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CkptStoreError, CorruptData, InvalidArgument, ObjectNotFound
 from ckptstore.format.packs import pack_key, salvage
 from ckptstore.operations.footers import location_of
@@ -19,23 +19,23 @@ def from_pack(chunks: ChunkStore, pack: str, wanted: set[bytes]) -> Iterator[Fou
         data = memoryview(chunks.storage.get(pack_key(pack)))
     except ObjectNotFound:
         return
-    places = {frame.digest: location_of(frame, pack) for frame in salvage(data)}
+    frames = (location_of(frame, pack) for frame in salvage(data))
+    places = {frame.digest: frame for frame in frames if frame.raw_length <= chunks.config.chunk_bytes}
     for digest in wanted & places.keys():
         try:
-            yield digest, _decoded(chunks, places, data, digest)
-        except (CkptStoreError, RecursionError):
+            bases = [_base(chunks, places, data, base) for base in places[digest].bases]
+            yield digest, _decoded(chunks, places[digest], data, bases)
+        except CkptStoreError:
             continue
 
 
-def from_store(source: ChunkStore, wanted: Iterable[bytes]) -> Iterator[Found]:
+def from_store(source: ChunkStore, wanted: set[bytes]) -> Iterator[Found]:
     """Those of the chunks that another store has and can read."""
-    for digest, location in source.catalog.locate(sorted(wanted)).items():
-        raw = memoryview(bytearray(location.raw_length))
+    for digest in source.catalog.locate(sorted(wanted)).keys() & wanted:
         try:
-            source.fetch([Fetch(digest, len(raw), "a copy", out=raw)])
+            yield digest, source.raw([digest])[0]
         except CorruptData:
             continue
-        yield digest, raw
 
 
 def check_source(chunks: ChunkStore, source: ChunkStore) -> None:
@@ -48,11 +48,13 @@ def check_source(chunks: ChunkStore, source: ChunkStore) -> None:
         raise InvalidArgument(f"{told}: only a store of the same digest can help out")
 
 
-def _decoded(chunks: ChunkStore, places: Mapping[bytes, ChunkLocation], data: memoryview, digest: bytes) -> memoryview:
-    """A chunk's raw bytes, and before them those of what it rests on: from this pack, or else from the store."""
-    location = places.get(digest)
-    if location is None or location.raw_length > chunks.config.chunk_bytes:
-        return chunks.raw([digest])[0]
-    bases = [_decoded(chunks, places, data, base) for base in location.bases]
+def _base(chunks: ChunkStore, places: Mapping[bytes, ChunkLocation], data: memoryview, digest: bytes) -> memoryview:
+    """What another chunk rests on: from this pack if it is whole there, or else from the store."""
+    if digest in places and not places[digest].base:
+        return _decoded(chunks, places[digest], data, ())
+    return chunks.raw([digest])[0]
+
+
+def _decoded(chunks: ChunkStore, location: ChunkLocation, data: memoryview, bases: Sequence[memoryview]) -> memoryview:
     payload = chunks.payloads.opened(location, data[location.offset : location.offset + location.length])
     return chunks.payloads.decode(location, payload, bases=bases)
