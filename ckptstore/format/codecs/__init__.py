@@ -19,7 +19,7 @@ RAW: Codec = Raw()
 ZSTD: Codec = Zstd()
 _DELTA = 3
 _SMALLEST = 256
-_HOMES = {0: "raw.Raw", 1: "zstd.Zstd", 2: "planes.Planes", _DELTA: "delta.Delta"}
+_HOMES = {0: "raw.Raw", 1: "zstd.Zstd", 2: "planes.Planes", _DELTA: "delta.Delta", 4: "adam.Adam"}
 """Imported when a frame needs them, since some bring numpy."""
 
 __all__ = ["BYTES", "RAW", "ZSTD", "Codec", "Encoded", "Form", "Level", "codec_numbered", "encode"]

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import BYTES, Buffer, Form
 from ckptstore.format.codecs.cutting import Cut
 from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
 from ckptstore.format.codecs.planes import width_of
 from ckptstore.format.codecs.planning import planned
-from ckptstore.format.codecs.words import Words, sampled, unzigzag, words_of, zigzag
+from ckptstore.format.codecs.words import Words, add_difference, difference, sampled, words_of
 
 
 class Delta:
@@ -27,7 +25,7 @@ class Delta:
     def plan(self, raw: memoryview, form: Form, base: memoryview) -> Plan:
         """How best to encode, and the size to expect."""
         words, before = (words_of(data, width_of(form))[0] for data in (raw, base))
-        return planned(_difference(sampled(words), sampled(before)), Cut(words.itemsize))
+        return planned(difference(sampled(words), sampled(before)), Cut(words.itemsize))
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Subtract, cut and code."""
@@ -37,7 +35,7 @@ class Delta:
         """Subtract, cut and code as planned."""
         words, tail = words_of(raw, plan.cut.width)
         before, _ = words_of(base, plan.cut.width)
-        return pack(plan, len(words), lambda where: _difference(words[where], before[where]), tail)
+        return pack(plan, len(words), lambda where: difference(words[where], before[where]), tail)
 
     def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
         """Join the planes in `out` and add them to the base. Raises CorruptData also for other bases."""
@@ -46,13 +44,6 @@ class Delta:
 
         def add(where: Block, words: Words, spare: Words) -> None:
             before, _ = words_of(bases[0], words.itemsize)
-            unzigzag(words, spare)
-            np.add(words, before[where], out=words)
+            add_difference(words, before[where], spare)
 
         unpack(payload, out, add)
-
-
-def _difference(words: Words, before: Words) -> Words:
-    found = words - before
-    zigzag(found, np.empty_like(found))
-    return found

@@ -54,6 +54,19 @@ def unzigzag(words: Words, spare: Words) -> None:
     np.bitwise_xor(words, spare, out=words)
 
 
+def difference(words: Words, before: Words) -> Words:
+    """Words less others, small where they are near to each other."""
+    found = words - before
+    zigzag(found, np.empty_like(found))
+    return found
+
+
+def add_difference(words: Words, before: Words, spare: Words) -> None:
+    """The inverse, in place: of a difference and what it is to."""
+    unzigzag(words, spare)
+    np.add(words, before, out=words)
+
+
 def sampled(words: Words) -> Words:
     """A copy of some runs of `words` from all over, or all of them when they are few."""
     if len(words) <= _RUNS * _RUN:
