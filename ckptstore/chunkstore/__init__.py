@@ -1,8 +1,8 @@
 """Where format, storage and catalog meet: chunks go in by value and come out by digest."""
 
-from ckptstore.chunkstore.encoding import NewChunk, Piece
+from ckptstore.chunkstore.encoding import Made, NewChunk, Piece
 from ckptstore.chunkstore.reader import DEFAULT_BUDGET, Fetch
 from ckptstore.chunkstore.store import ChunkStore
 from ckptstore.chunkstore.writer import ChunkWriter
 
-__all__ = ["DEFAULT_BUDGET", "ChunkStore", "ChunkWriter", "Fetch", "NewChunk", "Piece"]
+__all__ = ["DEFAULT_BUDGET", "ChunkStore", "ChunkWriter", "Fetch", "Made", "NewChunk", "Piece"]

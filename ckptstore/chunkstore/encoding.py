@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs import BYTES, Form, Level, encode
+from ckptstore.format.codecs import BYTES, Codec, Form, Level, encode
 from ckptstore.storage.base import Buffer
 
 _SMALLEST = 4096
@@ -26,6 +26,14 @@ class Loan(Protocol):
         """Let it change."""
 
 
+class Made(NamedTuple):
+    """A codec that knows how a chunk was made: of chunks of the store, and then of those just before it."""
+
+    codec: Codec
+    older: tuple[bytes, ...]
+    newer: int
+
+
 class Piece(NamedTuple):
     """A chunk's raw bytes.
 
@@ -35,6 +43,9 @@ class Piece(NamedTuple):
         form: what they are.
         base: tells the digest of a chunk that may be much like this one; empty when there is none.
         loan: to be ended once nobody looks at them any more.
+        made: tells what the chunk was made of, if anything.
+        before: digests of the chunks just before it, when these may be part of that.
+        goes_on: whether the next chunk may be made of this one.
     """
 
     data: memoryview
@@ -42,6 +53,9 @@ class Piece(NamedTuple):
     form: Form = BYTES
     base: Callable[[], bytes] = bytes
     loan: Loan | None = None
+    made: Callable[[], Made | None] | None = None
+    before: tuple[bytes, ...] = ()
+    goes_on: bool = False
 
 
 class NewChunk(NamedTuple):

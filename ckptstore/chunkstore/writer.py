@@ -16,11 +16,13 @@ from functools import partial
 from typing import Self, TypeVar
 
 from ckptstore.catalog.base import Catalog, ChunkLocation, NewPack
+from ckptstore.chunkstore.deriving import Derivation, derivations, encode
 from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.format import packs
 from ckptstore.format.codecs import Level
+from ckptstore.format.manifest import split_digests
 from ckptstore.storage.base import Buffer, Storage
 
 T = TypeVar("T")
@@ -32,6 +34,8 @@ _WINDOW_COPIES = 16 << 20
 _WINDOW_CHUNKS = 1 << 14
 _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 256
+_TOGETHER = 2
+"""How many of the chunks before it a chunk may be made of."""
 
 
 class ChunkWriter:
@@ -101,7 +105,10 @@ class ChunkWriter:
         found = self._catalog.pin(self._session_id, unseen) if unseen else {}
         for location in found.values():
             self._rely_on(location)
-        fresh = {digest: piece for digest, piece in zip(digests, window, strict=True) if digest not in self._pack_of}
+        fresh: dict[bytes, Piece] = {}
+        for number, (digest, piece) in enumerate(zip(digests, window, strict=True)):
+            if digest not in self._pack_of and digest not in fresh:
+                fresh[digest] = _after(piece, digests[max(0, number - _TOGETHER) : number])
         lasting = self._spread(_keep, fresh.values())
         for piece in window:
             if piece.loan is not None:
@@ -131,23 +138,38 @@ class ChunkWriter:
         if self._refuse is not None:
             raise self._refuse
         self._reserve(sum(len(piece.data) for piece in fresh.values()) // packs.TARGET_BYTES)
+        derived = self._derivations(fresh)
         near: dict[bytes, ChunkLocation] | None = None
         for batch in groups(fresh.items(), lambda item: len(item[1].data), _WINDOW_COPIES, _WINDOW_CHUNKS):
             effort = self._encoder.effort()
             if near is None and effort == "best":
                 near = self._encoder.near(fresh, partial(self._catalog.pin, self._session_id))
-            self._store(batch, effort, near or {})
+            self._store(batch, effort, near or {}, derived)
 
-    def _store(self, batch: list[tuple[bytes, Piece]], effort: Level, near: Mapping[bytes, ChunkLocation]) -> None:
+    def _derivations(self, fresh: Mapping[bytes, Piece]) -> dict[bytes, Derivation]:
+        if not any(piece.made for piece in fresh.values()) or not self._encoder.may_rest():
+            return {}
+        return derivations(fresh, partial(self._catalog.pin, self._session_id))
+
+    def _store(
+        self,
+        batch: list[tuple[bytes, Piece]],
+        effort: Level,
+        near: Mapping[bytes, ChunkLocation],
+        derived: Mapping[bytes, Derivation],
+    ) -> None:
         parts = groups(batch, lambda item: len(item[1].data), _BATCH_BYTES, _BATCH_CHUNKS)
         with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in batch)) as sizes:
-            encode = partial(self._encoder.encode, effort=effort, near=near if effort == "best" else {})
-            made = [chunk for part in self._workers.map(encode, parts) for chunk in part]
+            rests_on = near if effort == "best" else {}
+            work = partial(encode, encoder=self._encoder, effort=effort, near=rests_on, derived=derived)
+            made = [chunk for part in self._workers.map(work, parts) for chunk in part]
             sizes += [len(chunk.payload) for chunk in made]
         for chunk in made:
             if chunk.base:
-                self._bases.add(chunk.base)
-                self._rely_on(near[chunk.digest])
+                bases = split_digests(chunk.base, len(chunk.digest))
+                self._bases.update(bases)
+                for location in [near[chunk.digest]] if len(bases) == 1 else derived[chunk.digest].below:
+                    self._rely_on(location)
             self.append(chunk)
 
     def append(self, chunk: NewChunk) -> None:
@@ -188,6 +210,10 @@ def _keep(group: list[Piece]) -> list[Piece]:
     return [piece if piece.loan is None else piece._replace(data=piece.loan.keep(), loan=None) for piece in group]
 
 
+def _after(piece: Piece, digests: Sequence[bytes]) -> Piece:
+    return piece if piece.made is None else piece._replace(before=tuple(digests))
+
+
 def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Like `groups`, with a bound on what is copied beside the bound on what is looked at."""
     window: list[Piece] = []
@@ -196,7 +222,8 @@ def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         window.append(piece)
         size += len(piece.data)
         copies += len(piece.data) if piece.copied else 0
-        if size >= _WINDOW_BYTES or copies >= _WINDOW_COPIES or len(window) >= _WINDOW_CHUNKS:
+        full = size >= _WINDOW_BYTES or copies >= _WINDOW_COPIES or len(window) >= _WINDOW_CHUNKS
+        if full and not piece.goes_on:
             yield window
             window, size, copies = [], 0, 0
     if window:

@@ -1,23 +1,71 @@
-"""The steps that Adam made from one commit to the next, as the manifests of both tell them."""
+"""The steps that Adam made from one commit to the next, as the manifests of both tell them, and what they made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
+from ckptstore.chunkstore import Made, Piece
 from ckptstore.errors import CkptStoreError
-from ckptstore.format.codecs.adam_arithmetic import Number
+from ckptstore.format.codecs.adam import Adam
+from ckptstore.format.codecs.adam_arithmetic import Kind, Number
 from ckptstore.format.codecs.adam_steps import Step
 from ckptstore.format.manifest import Entry, TensorEntry, ValueEntry
+from ckptstore.operations.lineage import Lineage
 from ckptstore.state.adam import Recipe
 from ckptstore.state.values import decode
 
+_BASES = 3
 _NUMBERS = {"float32": Number.FLOAT32, "bfloat16": Number.BFLOAT16}
 _HYPERPARAMETERS = ("lr", "eps", "weight_decay", "betas", "decoupled_weight_decay")
 _SCALARS = {"float32": "<f4", "float64": "<f8"}
+
+
+class Trained:
+    """Which chunks of a new commit a step of Adam made, and from which others.
+
+    Args:
+        recipes: what Adam changes together.
+        entries: of the new commit, without digests.
+        lineage: its parent.
+    """
+
+    def __init__(self, recipes: Iterable[Recipe], entries: Mapping[str, Entry], lineage: Lineage) -> None:
+        self._entries, self._lineage = entries, lineage
+        self._roles: dict[str, tuple[Recipe, Kind | None]] = {}
+        for recipe in recipes:
+            roles = {recipe.first: None, recipe.second: Kind.SECOND, recipe.weight: Kind.WEIGHT}
+            if roles.keys() <= entries.keys() and not roles.keys() & self._roles.keys() and _alike([entries], recipe):
+                self._roles |= {path: (recipe, kind) for path, kind in roles.items()}
+        self._steps = cache(lambda recipe: steps_between(lineage.entries, entries, recipe))
+
+    def order(self, counts: Mapping[str, int]) -> list[str]:
+        """The path of each chunk, in the order of writing: a chunk stands behind the new ones that it was made of."""
+        recipes = dict.fromkeys(recipe for recipe, _ in self._roles.values())
+        made = [path for it in recipes for path in [it.first, it.second, it.weight] * counts[it.weight]]
+        return made + [path for path, count in counts.items() if path not in self._roles for _ in range(count)]
+
+    def related(self, path: str, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The chunks of a leaf, each with what it was made of."""
+        recipe, kind = self._roles.get(path, (None, None))
+        for number, piece in enumerate(pieces):
+            if recipe is None:
+                yield piece
+            elif kind is None:
+                yield piece._replace(goes_on=True)
+            else:
+                made = partial(self._made, recipe, kind, number)
+                yield piece._replace(made=made, goes_on=kind is Kind.SECOND)
+
+    def _made(self, recipe: Recipe, kind: Kind, number: int) -> Made | None:
+        steps = self._steps(recipe)
+        paths = [recipe.weight] if kind is Kind.WEIGHT else [recipe.second, recipe.first]
+        older = [self._lineage.base(path, self._entries[path], number) for path in paths] if steps else []
+        return Made(Adam(kind, steps), tuple(older), newer=_BASES - len(older)) if steps and all(older) else None
 
 
 def steps_between(older: Mapping[str, Entry], newer: Mapping[str, Entry], recipe: Recipe) -> list[Step]:
@@ -26,15 +74,15 @@ def steps_between(older: Mapping[str, Entry], newer: Mapping[str, Entry], recipe
     A scheduler changes hyperparameters before a commit or after it: those of both commits may be what the step used.
     """
     before, now = _step(older, recipe), _step(newer, recipe)
-    if before is None or now is None or now.count != before.count + 1 or not _alike(older, newer, recipe):
+    if before is None or now is None or now.count != before.count + 1 or not _alike([older, newer], recipe):
         return []
     return list(dict.fromkeys([now, replace(before, count=now.count)]))
 
 
-def _alike(older: Mapping[str, Entry], newer: Mapping[str, Entry], recipe: Recipe) -> bool:
-    """Whether all tensors have one form in both commits, and so the same chunks."""
+def _alike(commits: Iterable[Mapping[str, Entry]], recipe: Recipe) -> bool:
+    """Whether all tensors have one form in these commits, and so the same chunks."""
     paths = recipe.weight, recipe.first, recipe.second
-    return len({_form(entries.get(path)) for entries in (older, newer) for path in paths}) == 1
+    return len({_form(entries.get(path)) for entries in commits for path in paths}) == 1
 
 
 def _form(entry: Entry | None) -> tuple[object, ...]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import msgspec
 import numpy as np
@@ -22,10 +21,12 @@ from ckptstore.format import document, version
 from ckptstore.format.codecs import BYTES
 from ckptstore.format.grid import Grid, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, Value, ValueEntry, logical_bytes
+from ckptstore.operations.adam import Trained
 from ckptstore.operations.history import Draft
 from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.session import writing_session
 from ckptstore.patience import patiently
+from ckptstore.state.adam import find_recipes
 from ckptstore.state.live import LiveLeaf, Loan, live_leaves
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes, plain_bytes
 from ckptstore.state.tree import Flat
@@ -78,7 +79,7 @@ def _commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance, refu
 
 def _write(chunks: ChunkStore, writer: ChunkWriter, flat: Flat, draft: Draft, name: str) -> NewCommit:
     with writer:
-        manifest = _write_leaves(writer, flat, chunks.config.chunk_bytes, Lineage(chunks, draft.parent))
+        manifest = _write_leaves(writer, flat, chunks, Lineage(chunks, draft.parent))
         own, needs = writer.finish()
     for leaf in live_leaves(flat):
         leaf.lender.check()
@@ -187,20 +188,19 @@ class _Planned:
         return plain[start:stop], None
 
 
-def _write_leaves(writer: ChunkWriter, flat: Flat, most: int, lineage: Lineage) -> Manifest:
+def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: Lineage) -> Manifest:
     repeated = {path: group[0] for group in flat.aliases for path in group[1:]}
+    most = chunks.config.chunk_bytes
     planned = {path: _plan(leaf, most) for path, leaf in flat.leaves.items() if path not in repeated}
-    pieces = (piece for path, item in planned.items() for piece in item.pieces(partial(lineage.base, path)))
-    digests = iter(writer.write(pieces))
-    entries: dict[str, Entry] = {}
-    for path in flat.leaves:
-        if path in repeated:
-            entries[path] = entries[repeated[path]]
-        else:
-            item = planned[path]
-            held = b"".join(islice(digests, len(item.grid))) if item.grid is not None else b""
-            entries[path] = replace(item.entry, chunks=held) if held else item.entry
-    return Manifest(entries, flat.containers, flat.aliases)
+    recipes = find_recipes(flat) if chunks.compression == "best" else []
+    trained = Trained(recipes, {path: item.entry for path, item in planned.items()}, lineage)
+    order = trained.order({path: len(item.grid) if item.grid is not None else 0 for path, item in planned.items()})
+    pieces = {path: trained.related(path, item.pieces(partial(lineage.base, path))) for path, item in planned.items()}
+    held: dict[str, list[bytes]] = {path: [] for path in planned}
+    for path, digest in zip(order, writer.write(next(pieces[path]) for path in order), strict=True):
+        held[path].append(digest)
+    made = {path: replace(item.entry, chunks=b"".join(held[path])) for path, item in planned.items()}
+    return Manifest({path: made[repeated.get(path, path)] for path in flat.leaves}, flat.containers, flat.aliases)
 
 
 def _plan(leaf: TensorLeaf | Value, most: int) -> _Planned:

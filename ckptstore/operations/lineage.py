@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CkptStoreError
-from ckptstore.format.manifest import Entry, Manifest, TensorEntry
+from ckptstore.format.manifest import Entry, TensorEntry
 
 
 @dataclass
@@ -19,21 +20,24 @@ class Lineage:
 
     def base(self, path: str, entry: Entry, number: int) -> bytes:
         """The digest of a leaf's chunk in the parent; empty when the parent has no such leaf, or in another form."""
-        older = None if self._manifest is None else self._manifest.entries.get(path)
+        older = self.entries.get(path)
         if not isinstance(entry, TensorEntry) or not isinstance(older, TensorEntry) or _form(older) != _form(entry):
             return b""
         size = self.chunks.digest.size
         return older.chunks[number * size : (number + 1) * size]
 
     @cached_property
-    def _manifest(self) -> Manifest | None:
+    def entries(self) -> Mapping[str, Entry]:
+        """Path → entry of the parent; empty when there is none that can be read."""
         record = None if self.parent is None else self.chunks.catalog.by_id(self.parent)
         try:
             if record is not None:
-                return self.chunks.decode_document(self.chunks.catalog.manifest(record.id), record.document).manifest
+                return self.chunks.decode_document(
+                    self.chunks.catalog.manifest(record.id), record.document
+                ).manifest.entries
         except CkptStoreError:
             pass  # it was purged meanwhile, or is damaged, which is for verify to tell
-        return None
+        return {}
 
 
 def _form(entry: TensorEntry) -> tuple[object, ...]:

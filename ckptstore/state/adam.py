@@ -34,7 +34,7 @@ class Recipe:
 
 
 def find_recipes(flat: Flat) -> list[Recipe]:
-    """Of every torch.optim.Adam and AdamW in a state that was just flattened.
+    """Of every torch.optim.Adam and AdamW in a state whose tensors are still where these optimizers have them.
 
     Left out are weights without moments as yet, weights that are not in the state, amsgrad, moments in another dtype
     than the weight, and subclasses of these optimizers, which may compute anything. Nothing is read from a device.
@@ -56,15 +56,15 @@ def _of_optimizer(optimizer: Any, path: str, places: Mapping[Hashable, str]) -> 
             kept = optimizer.state.get(param, {})
             if group["amsgrad"] or not _is_plain(param, kept):
                 continue
-            tensors = param, kept["exp_avg"], kept["exp_avg_sq"], kept["step"]
+            tensors = param, kept["exp_avg"], kept["exp_avg_sq"]
             paths = [places[place] for place in map(same_place, tensors) if place in places]
             if len(paths) == len(tensors):
-                weight, first, second, count = paths
-                yield Recipe(weight, first, second, count, where)
+                weight, first, second = paths
+                yield Recipe(weight, first, second, join(first.rpartition("/")[0], "step"), where)
 
 
 def _is_plain(param: Tensor, kept: Mapping[str, Any]) -> bool:
     """Whether Adam keeps both moments in the dtype and shape of the parameter."""
     moments = [kept.get("exp_avg"), kept.get("exp_avg_sq")]
     alike = [isinstance(one, Tensor) and (one.dtype, one.shape) == (param.dtype, param.shape) for one in moments]
-    return all(alike) and isinstance(kept.get("step"), Tensor)
+    return all(alike)

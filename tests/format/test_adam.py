@@ -17,9 +17,10 @@ from hypothesis.extra import numpy as hnp
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import codec_numbered
-from ckptstore.format.codecs.adam import Adam, NoGain
+from ckptstore.format.codecs.adam import Adam
 from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Rounding
 from ckptstore.format.codecs.adam_steps import Step
+from ckptstore.format.codecs.base import NoGain
 
 STEP = Step(1e-3, (0.9, 0.999), 1e-8, 0.01, decoupled=True, count=30, number=Number.FLOAT32)
 DTYPES = {torch.float32: Number.FLOAT32, torch.bfloat16: Number.BFLOAT16}

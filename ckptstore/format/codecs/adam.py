@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Rounding
 from ckptstore.format.codecs.adam_steps import Step
-from ckptstore.format.codecs.base import BYTES, Form
+from ckptstore.format.codecs.base import BYTES, Form, NoGain
 from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.words import Words, add_difference, difference, sampled, words_of
@@ -23,10 +23,6 @@ from ckptstore.format.codecs.words import Words, add_difference, difference, sam
 _HEADERS = {Kind.WEIGHT: struct.Struct("<BBB5x4d"), Kind.SECOND: struct.Struct("<BBB5x2d")}
 _BASES = 3
 _WORTH = 0.5
-
-
-class NoGain(Exception):
-    """The words are not what the step would have made of the bases; nothing is wrong with them."""
 
 
 @dataclass(frozen=True, slots=True)

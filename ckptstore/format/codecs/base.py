@@ -21,6 +21,10 @@ class Form:
 BYTES = Form()
 
 
+class NoGain(Exception):
+    """A chunk is not what a codec expects; nothing is wrong with it."""
+
+
 class Codec(Protocol):
     """A lossless encoding of a chunk. Stateless; may be used by several threads at once.
 
@@ -31,7 +35,7 @@ class Codec(Protocol):
     name: str
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
-        """The payload for `raw`; it may share memory with it."""
+        """The payload for `raw`; it may share memory with it. Raises NoGain when the codec is not for such bytes."""
 
     def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
         """Fill all of `out`. Raises CorruptData when the payload is not the encoding of `len(out)` bytes."""

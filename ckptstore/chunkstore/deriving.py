@@ -1,0 +1,100 @@
+"""Chunks that were made of others, in a way that a codec knows: finding these, and encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptstore.catalog.base import ChunkLocation
+from ckptstore.chunkstore.encoding import Encoder, Made, NewChunk, Piece
+from ckptstore.chunkstore.reader import DEFAULT_BUDGET
+from ckptstore.errors import CorruptData
+from ckptstore.format.codecs import Level
+from ckptstore.format.codecs.base import NoGain
+
+_DEEPEST = 4
+"""How many chunks may rest on each other, one below the other."""
+_MOST_BELOW = DEFAULT_BUDGET * 3 // 4
+"""Bytes that a chunk may rest on in all, raw and encoded, so that it can be read within the usual budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """How a chunk may be encoded.
+
+    Attributes:
+        made: the codec, and what the chunk was made of.
+        newer: digests and bytes of the chunks of this commit that it was made of.
+        below: all that those of the store rest on, pinned; these too.
+    """
+
+    made: Made
+    newer: Mapping[bytes, memoryview]
+    below: Sequence[ChunkLocation]
+
+    def encode(
+        self, digest: bytes, piece: Piece, raw: Callable[[Sequence[bytes]], list[memoryview]]
+    ) -> NewChunk | None:
+        """The chunk, when its codec finds it to be what it should be."""
+        try:
+            bases = [*raw(self.made.older), *self.newer.values()]
+            payload = self.made.codec.encode(piece.data, piece.form, bases)
+        except (NoGain, CorruptData):  # damage is for verify to tell; nothing shall rest on it
+            return None
+        rests_on = b"".join([*self.made.older, *self.newer])
+        return NewChunk(digest, self.made.codec.number, payload, len(piece.data), rests_on)
+
+
+def derivations(
+    fresh: Mapping[bytes, Piece], pin: Callable[[Sequence[bytes]], Mapping[bytes, ChunkLocation]]
+) -> dict[bytes, Derivation]:
+    """Of those new chunks that were made of others. These are of the store, or stand before them among the new ones."""
+    told = {digest: piece.made() for digest, piece in fresh.items() if piece.made is not None}
+    made = {digest: found for digest, found in told.items() if found is not None}
+    if not made:
+        return {}
+    pinned = pin(list({base for found in made.values() for base in found.older}))
+    found = {digest: _derivation(digest, each, fresh, pinned) for digest, each in made.items()}
+    return {digest: each for digest, each in found.items() if each is not None}
+
+
+def encode(
+    group: Sequence[tuple[bytes, Piece]],
+    encoder: Encoder,
+    effort: Level,
+    near: Mapping[bytes, ChunkLocation],
+    derived: Mapping[bytes, Derivation],
+) -> list[NewChunk]:
+    """Each chunk as what it was made of, or else as the encoder does it."""
+    known = {digest: derived[digest].encode(digest, piece, encoder.raw) for digest, piece in group if digest in derived}
+    others = [(digest, piece) for digest, piece in group if known.get(digest) is None]
+    rest = iter(encoder.encode(others, effort, near))
+    return [known.get(digest) or next(rest) for digest, _ in group]
+
+
+def _derivation(
+    digest: bytes, made: Made, fresh: Mapping[bytes, Piece], pinned: Mapping[bytes, ChunkLocation]
+) -> Derivation | None:
+    newer = fresh[digest].before[-made.newer :]
+    names = {*made.older, *newer}
+    if digest in names or len(names) < len(made.older) + made.newer:
+        return None  # chunks that are alike, such as zeros
+    if not all(name in fresh for name in newer) or not all(name in pinned for name in made.older):
+        return None
+    below = _below(made.older, pinned)
+    if sum(one.raw_length + one.length for one in below) > _MOST_BELOW or _depth(made.older, pinned) >= _DEEPEST:
+        return None
+    return Derivation(made, {name: fresh[name].data for name in newer}, below)
+
+
+def _below(digests: Iterable[bytes], pinned: Mapping[bytes, ChunkLocation]) -> list[ChunkLocation]:
+    found: dict[bytes, ChunkLocation] = {}
+    wanted = set(digests)
+    while wanted:
+        found |= {digest: pinned[digest] for digest in wanted}
+        wanted = {base for digest in wanted for base in pinned[digest].bases} - found.keys()
+    return list(found.values())
+
+
+def _depth(digests: Iterable[bytes], pinned: Mapping[bytes, ChunkLocation]) -> int:
+    return max((1 + _depth(pinned[digest].bases, pinned) for digest in digests if pinned[digest].base), default=0)
