@@ -147,9 +147,12 @@ class ChunkWriter:
             self._store(batch, effort, near or {}, derived)
 
     def _derivations(self, fresh: Mapping[bytes, Piece]) -> dict[bytes, Derivation]:
-        if not any(piece.made for piece in fresh.values()) or not self._encoder.may_rest():
+        made = {digest for digest, piece in fresh.items() if piece.made}
+        resting = self._encoder.may_rest(made) if made else set()
+        if not resting:
             return {}
-        return derivations(fresh, partial(self._catalog.pin, self._session_id))
+        some = {digest: piece for digest, piece in fresh.items() if digest in resting or piece.goes_on}
+        return derivations(some, partial(self._catalog.pin, self._session_id))
 
     def _store(
         self,

@@ -16,6 +16,7 @@ from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Rounding
 from ckptstore.format.codecs.adam_steps import Step
 from ckptstore.format.codecs.base import BYTES, Form, NoGain
+from ckptstore.format.codecs.cutting import Cut
 from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.words import Words, add_difference, difference, sampled, words_of
@@ -88,7 +89,7 @@ def _best(options: Sequence[Prediction], raw: memoryview, bases: Sequence[memory
     plans = []
     for option in options:
         words, *others = (sampled(words_of(data, option.number.width)[0]) for data in (raw, *bases))
-        plans.append(planned(difference(words, option.words(others)), rotated=False))
+        plans.append(planned(difference(words, option.words(others)), Cut(words.itemsize)))
     return min(zip(plans, options, strict=True), key=lambda pair: pair[0].share)
 
 
