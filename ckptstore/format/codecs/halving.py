@@ -7,15 +7,15 @@ zeros, and two lower ones are one symbol: half as many symbols to code, and each
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from ckptstore.format.codecs.cutting import Plane
 
 _LOWER, _UPPER = 0x0F, 0xF0
 
 
-def best_offset(plane: Plane) -> int:
-    """Where the 16 neighbouring values begin that most bytes have."""
-    counts = np.bincount(plane, minlength=256)
+def best_offset(counts: npt.NDArray[np.intp]) -> int:
+    """Where the 16 neighbouring values begin that most bytes have, of how often each of the 256 is found."""
     within = np.convolve(np.concatenate([counts, counts[:15]]), np.ones(16, int), "valid")
     return int(within.argmax())
 

@@ -3,9 +3,9 @@
 ::
 
     header   4 bytes: width, rotation, center, whether lower halves are kept
-    ways     2 bytes for each plane: whether its bytes are halved, the offset
+    ways     2 bytes for each plane: whole, halved or thinned, the offset
     lengths  u32 each: of the parts of each block, the first bytes of the words first
-    parts    as `entropy` codes them: of a plane, or of the upper and of the lower halves of its bytes
+    parts    as `entropy` codes them: a plane, or the upper and the lower halves of its bytes, or places and bytes
     tail     bytes behind the last whole word
 
 A block is 2^17 words, the last one less. A part's length tells how it is coded, so that nothing else need be told.
@@ -24,6 +24,7 @@ from ckptstore.format.codecs.base import Buffer
 from ckptstore.format.codecs.cutting import Cut, Cutter, Plane
 from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
 from ckptstore.format.codecs.halving import Halver
+from ckptstore.format.codecs.thinning import places, thicken, thin
 from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, Words, words_of
 
 Block = slice
@@ -32,17 +33,21 @@ _HEADER = 4
 _LENGTH = np.dtype("<u4")
 
 
+WHOLE, HALVED, THINNED = range(3)
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a plane is coded: as it is, or its bytes, or, with an offset, their halves."""
+    """Whether coding a plane is tried, and how it is cut before; `offset` is what halves or thins it best."""
 
     coded: bool
-    offset: int | None = None
+    kind: int = WHOLE
+    offset: int = 0
 
     @property
     def parts(self) -> int:
         """How many parts a plane has in a block."""
-        return 1 if self.offset is None else 2
+        return 1 if self.kind == WHOLE else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +67,12 @@ def blocks_of(count: int) -> list[Block]:
 def pack(plan: Plan, count: int, block: Callable[[Block], Words], tail: memoryview) -> Buffer:
     """The payload of `count` words, which `block` gives one block at a time, and of the `tail`."""
     lengths: list[int] = []
-    head = _head(plan)
-    end = len(head) + _LENGTH.itemsize * _parts_of(plan.ways) * len(blocks_of(count))
-    out = np.empty(end + count * plan.cut.width + len(plan.ways) + len(tail), np.uint8)
+    head, blocks = _head(plan), blocks_of(count)
+    end = len(head) + _LENGTH.itemsize * _parts_of(plan.ways) * len(blocks)
+    more = sum(count // 8 for way in plan.ways if way.kind == THINNED) + len(blocks) * len(plan.ways)
+    out = np.empty(end + count * plan.cut.width + more + len(tail), np.uint8)
     coder = _BlockCoder(plan, min(BLOCK_WORDS, count))
-    for where in blocks_of(count):
+    for where in blocks:
         for part in coder.parts(block(where)):
             lengths.append(len(part))
             out[end : end + len(part)] = part
@@ -91,8 +97,15 @@ class _BlockCoder:
             if not way.coded:
                 yield plane
                 continue
-            for part in [plane] if way.offset is None else self._halver.halve(plane, way.offset):
+            for part in cut_again(plane, way.kind, way.offset, self._halver):
                 yield np.frombuffer(self._coder.encode(part), np.uint8)
+
+
+def cut_again(plane: Plane, kind: int, offset: int, halver: Halver) -> tuple[Plane, ...]:
+    """The parts of a plane; they stay until the next call."""
+    if kind == HALVED:
+        return halver.halve(plane, offset)
+    return thin(plane, offset) if kind == THINNED else (plane,)
 
 
 def unpack(payload: memoryview, out: memoryview, finish: Callable[[Block, Words, Words], None]) -> None:
@@ -115,23 +128,28 @@ class _BlockJoiner:
 
     def __init__(self, plan: Plan, most: int) -> None:
         self._plan, self._cutter, self._decoder = plan, Cutter(plan.cut, most), PlaneDecoder()
-        self._halvers = [None if way.offset is None else Halver(most) for way in plan.ways]
+        self._halvers = [Halver(most if way.kind == HALVED else 0) for way in plan.ways]
 
     def join(self, parts: Iterator[memoryview], words: Words) -> Words:
         """Fill `words`; gives as much spare memory."""
-        planes = []
-        for way, size, halver in zip(self._plan.ways, self._plan.cut.sizes, self._halvers, strict=True):
-            if halver is None or way.offset is None:
-                planes.append(self._decoder.decode(next(parts), size * len(words)))
-            else:
-                upper, lower = (self._decoder.decode(next(parts), (len(words) + 1) // 2) for _ in range(2))
-                planes.append(halver.join(upper, lower, len(words), way.offset))
+        each = zip(self._plan.ways, self._plan.cut.sizes, self._halvers, strict=True)
+        planes = [self._plane(parts, way, size * len(words), halver) for way, size, halver in each]
         self._cutter.join(planes, words)
         return self._cutter.spare(words.itemsize, len(words))
 
+    def _plane(self, parts: Iterator[memoryview], way: Way, size: int, halver: Halver) -> Plane:
+        decode = self._decoder.decode
+        if way.kind == HALVED:
+            upper, lower = (decode(next(parts), (size + 1) // 2) for _ in range(2))
+            return halver.join(upper, lower, size, way.offset)
+        if way.kind == THINNED:
+            where = places(decode(next(parts), (size + 7) // 8), size)
+            return thicken(decode(next(parts), int(np.count_nonzero(where))), where, way.offset)
+        return decode(next(parts), size)
+
 
 def _head(plan: Plan) -> bytes:
-    ways = [byte for way in plan.ways for byte in (way.parts - 1, way.offset or 0)]
+    ways = [byte for way in plan.ways for byte in (way.kind, way.offset)]
     return bytes([plan.cut.width, plan.cut.rotation, plan.cut.center, plan.cut.kept, *ways])
 
 
@@ -142,11 +160,10 @@ def _plan_of(payload: memoryview) -> Plan:
     if width in WIDTHS and rotation < 16 and max(turned, kept) <= (width > 1) and (turned or not center):
         cut = Cut(width, rotation, center, bool(kept))
         told = payload[4 : 4 + 2 * len(cut.sizes)]
-        ways = [Way(True, offset if halved else None) for halved, offset in zip(told[::2], told[1::2], strict=False)]
-        plan = Plan(cut, tuple(ways), 1)
-        halved_whole = kept and ways[-1:] and ways[-1].parts > 1
-        if _head(plan) == payload[: 4 + 2 * len(cut.sizes)] and len(ways) == len(cut.sizes) and not halved_whole:
-            return plan
+        ways = tuple(Way(True, *way) for way in zip(told[::2], told[1::2], strict=False))
+        known = all(way.kind <= THINNED and (way.kind or not way.offset) for way in ways)
+        if known and len(ways) == len(cut.sizes) and not (kept and ways[-1].kind):
+            return Plan(cut, ways, 1)
     raise CorruptData("a payload of planes begins with a head that cannot be")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ckptstore.format.codecs.cutting import Cut, Cutter, Plane
 from ckptstore.format.codecs.entropy import PlaneCoder
 from ckptstore.format.codecs.halving import Halver, best_offset
-from ckptstore.format.codecs.planar import Plan, Way
+from ckptstore.format.codecs.planar import HALVED, THINNED, WHOLE, Plan, Way, cut_again
 from ckptstore.format.codecs.words import Words
 
 _VARYING = 5  # the sign, and the upper half of an exponent
@@ -29,7 +29,7 @@ def planned(sample: Words, cut: Cut) -> Plan:
 
 def centered(sample: Words, rotated: Plan) -> Plan:
     """The plan that also codes what is uneven in mantissas, for a sample whose `rotated` plan is known."""
-    center = rotated.ways[0].offset or 0
+    center = rotated.ways[0].offset if rotated.ways[0].kind == HALVED else 0
     return planned(sample, Cut(sample.itemsize, _VARYING, center))
 
 
@@ -38,9 +38,17 @@ def _best_way(plane: Plane, coder: PlaneCoder) -> tuple[Way, float]:
     whole = _size(plane, coder)
     if whole >= len(plane):
         return Way(coded=False), len(plane)
-    offset = best_offset(plane)
-    halved = sum(_size(half, coder) for half in Halver(len(plane)).halve(plane, offset))
-    return (Way(coded=True, offset=offset), halved) if halved < whole else (Way(coded=True), whole)
+    counts = np.bincount(plane, minlength=256)
+    kinds = {WHOLE: 0, HALVED: best_offset(counts), THINNED: int(counts.argmax())}
+    if counts.max() < len(plane) / 2:
+        del kinds[THINNED]
+    halver = Halver(len(plane))
+    sizes = {
+        kind: sum(_size(part, coder) for part in cut_again(plane, kind, offset, halver))
+        for kind, offset in kinds.items()
+    }
+    best = min(sizes, key=lambda kind: sizes[kind])
+    return Way(coded=True, kind=best, offset=kinds[best]), sizes[best]
 
 
 def _size(part: Plane, coder: PlaneCoder) -> float:
