@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, pairwise
 
 from ckptstore.catalog.base import Catalog, ChunkLocation
@@ -48,7 +49,7 @@ class Fetch:
     relay: Callable[[ChunkLocation, memoryview, memoryview], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Job:
     """A wish, where it lies, what that rests on, and how often the storage may hold what it reads, with the `gap` bytes
     before it.
@@ -71,7 +72,7 @@ class _Job:
         """Whether the payload can be read straight into the destination."""
         return self.wish.out is not None and self.location.codec == RAW.number and not self.sealed
 
-    @property
+    @cached_property
     def scratch(self) -> int:
         """Bytes held on the way."""
         payload = 0 if self.direct else self.location.length * (1 + self.sealed)
@@ -112,8 +113,9 @@ def check_budget(budget: int, needed: int, what: str) -> None:
 
 
 def _carry_out(jobs: list[_Job], run: _Run, budget: int) -> None:
-    largest = max((job.scratch + _decoding_bytes(job) for job in jobs), default=0)
-    least = max((replace(job, gap=0).scratch + _decoding_bytes(job) for job in jobs), default=0)
+    needed = [job.scratch + _decoding_bytes(job) for job in jobs]
+    largest = max(needed, default=0)
+    least = max((size - job.copies * job.gap for size, job in zip(needed, jobs, strict=True)), default=0)
     check_budget(budget, least, "one chunk")
     workers = max(1, min(_WORKERS, budget // largest)) if largest else _WORKERS
     batches = list(_batches(jobs, budget // workers - largest))

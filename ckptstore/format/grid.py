@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
 Index = tuple[int, ...]
 
 
+@lru_cache(1024)  # of many leaves, few have a form of their own
 def default_chunk_shape(shape: Index, itemsize: int, chunk_bytes: int) -> Index:
     """The chunk shape for an array: at most `chunk_bytes` bytes each, unless one element is larger.
 
@@ -58,7 +59,21 @@ class Grid:
 
     def sizes(self, itemsize: int) -> list[int]:
         """The length in bytes of every chunk."""
-        return [itemsize * prod(b - a for a, b in zip(*self.box(number), strict=True)) for number in range(len(self))]
+        found = [itemsize]
+        for extent, chunk in zip(self.shape, self.chunk_shape, strict=True):
+            widths = [min(chunk, extent - at) for at in range(0, extent, chunk)]
+            found = [size * width for size in found for width in widths]
+        return found
+
+    @property
+    def is_consecutive(self) -> bool:
+        """Whether the chunks, one behind the other, are the array in row-major order."""
+        split = False
+        for extent, chunk in zip(self.shape, self.chunk_shape, strict=True):
+            if split and chunk < extent:
+                return False
+            split = split or min(chunk, extent) > 1
+        return True
 
     def touching(self, start: Index, stop: Index) -> Iterator[int]:
         """Numbers of the chunks that share an element with the box from `start` to `stop`, ascending."""

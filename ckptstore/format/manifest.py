@@ -6,12 +6,14 @@ form described at `Value`, so that `ckptstore log` or `diff` can show them witho
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
 import msgspec
 
 from ckptstore.errors import CorruptData
+from ckptstore.format.grid import Grid, Index
 
 _MOST_DIMS = 64  # numpy's
 _MOST_BYTES = (1 << 63) - 1
@@ -124,18 +126,26 @@ def _are_tied(manifest: Manifest, group: tuple[str, ...]) -> bool:
 def _is_consistent(entry: Entry, digest_size: int) -> bool:
     if isinstance(entry, ValueEntry):
         return _is_consistent_value(entry, digest_size)
-    shape, chunk_shape = entry.shape, entry.chunk_shape
-    if len(chunk_shape) != len(shape) or min(shape, default=0) < 0 or min(chunk_shape, default=1) < 1:
+    extent = _extent(entry.itemsize, entry.shape, entry.chunk_shape, entry.order)
+    if extent is None:
         return False
-    if len(shape) > _MOST_DIMS or not 0 <= _span(entry) <= _MOST_BYTES:
-        return False
-    if entry.order is not None and sorted(entry.order) != list(range(len(shape))):
-        return False
-    nbytes = prod(shape) * entry.itemsize
+    nbytes, count = extent
     if not entry.chunks:
         return len(entry.inline) == nbytes
-    counts = (-(-extent // chunk) for extent, chunk in zip(shape, chunk_shape, strict=True))
-    return nbytes > 0 and not entry.inline and len(entry.chunks) == prod(counts) * digest_size
+    return nbytes > 0 and not entry.inline and len(entry.chunks) == count * digest_size
+
+
+@lru_cache(1024)  # of many leaves, few have a form of their own
+def _extent(itemsize: int, shape: Index, chunk_shape: Index, order: Index | None) -> tuple[int, int] | None:
+    """How many bytes and chunks an array of this form has; None when there is no such form."""
+    if len(chunk_shape) != len(shape) or min(shape, default=0) < 0 or min(chunk_shape, default=1) < 1:
+        return None
+    span = itemsize * prod(max(extent, 1) for extent in shape)  # strides are made of it, though an extent be 0
+    if len(shape) > _MOST_DIMS or not 0 <= span <= _MOST_BYTES:
+        return None
+    if order is not None and sorted(order) != list(range(len(shape))):
+        return None
+    return prod(shape) * itemsize, prod(Grid(shape, chunk_shape).counts)
 
 
 def _is_consistent_value(entry: ValueEntry, digest_size: int) -> bool:
@@ -144,8 +154,3 @@ def _is_consistent_value(entry: ValueEntry, digest_size: int) -> bool:
     if entry.value is not None or not 0 < entry.size <= _MOST_BYTES or entry.chunk_size < 1:
         return False
     return len(entry.chunks) == -(-entry.size // entry.chunk_size) * digest_size
-
-
-def _span(entry: TensorEntry) -> int:
-    """Bytes of the array if no extent were 0: what strides are computed from."""
-    return entry.itemsize * prod(max(extent, 1) for extent in entry.shape)

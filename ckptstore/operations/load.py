@@ -104,6 +104,9 @@ def _fetches(job: Filling, chunks: ChunkStore) -> Iterator[Fetch]:
     grid = Grid(entry.shape, entry.chunk_shape)
     plain = writable_bytes(target)
     digests = chunk_digests(entry, chunks.digest.size)
+    if plain is not None and selection == everything(entry.shape) and grid.is_consecutive:
+        yield from _pieces(plain, grid.sizes(entry.itemsize), digests, label)
+        return
     for part in selection.parts(grid):
         yield _array_fetch(entry, target, plain, part, grid, digests[part.number], selection.full_shape, label)
 
@@ -136,9 +139,16 @@ def _place(target: Array, entry: TensorEntry, extent: Index, part: Part, data: m
 
 
 def _value_fetches(entry: ValueEntry, out: memoryview, chunks: ChunkStore, label: str) -> list[Fetch]:
-    pieces = (out[at : at + entry.chunk_size] for at in range(0, entry.size, entry.chunk_size))
-    digests = chunk_digests(entry, chunks.digest.size)
-    return [Fetch(digest, len(piece), label, out=piece) for digest, piece in zip(digests, pieces, strict=True)]
+    sizes = Grid((entry.size,), (entry.chunk_size,)).sizes(1)
+    return list(_pieces(out, sizes, chunk_digests(entry, chunks.digest.size), label))
+
+
+def _pieces(out: memoryview, sizes: Sequence[int], digests: Sequence[bytes], label: str) -> Iterator[Fetch]:
+    """Chunks that lie one behind the other."""
+    at = 0
+    for size, digest in zip(sizes, digests, strict=True):
+        yield Fetch(digest, size, label, out=out[at : at + size])
+        at += size
 
 
 def _present(groups: Iterable[tuple[str, ...]], known: Mapping[str, object]) -> list[list[str]]:

@@ -211,6 +211,8 @@ def share_memory(one: Array, other: Array) -> bool:
 
 def byte_range(array: Array) -> tuple[int, int]:
     """The first byte of an array in memory, and one past its last."""
+    if isinstance(array, Tensor) and array.is_contiguous():
+        return array.data_ptr(), array.data_ptr() + array.nbytes
     low, high = np.lib.array_utils.byte_bounds(_as_numpy(array))
     return int(low), int(high)
 
@@ -219,7 +221,10 @@ def is_backed(tensor: Tensor) -> bool:
     """Whether the storage reaches as far as the tensor does; sharding frees storages that tensors still show."""
     if not tensor.numel():
         return True
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_contiguous():
+        last = tensor.numel() - 1
+    else:
+        last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (tensor.storage_offset() + last + 1) * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 

@@ -46,9 +46,17 @@ def test_chunks_tile_the_array(grid):
 
 @given(grids(), ITEMSIZES)
 def test_sizes(grid, itemsize):
-    sizes = grid.sizes(itemsize)
-    assert len(sizes) == len(grid)
-    assert sum(sizes) == prod(grid.shape) * itemsize
+    boxes = [grid.box(number) for number in range(len(grid))]
+    extents = [[high - low for low, high in zip(*box, strict=True)] for box in boxes]
+    assert grid.sizes(itemsize) == [prod(extent) * itemsize for extent in extents]
+
+
+@given(grids())
+def test_consecutive_chunks_are_the_array_in_order(grid):
+    array = np.arange(prod(grid.shape)).reshape(grid.shape)
+    chunks = [array[tuple(map(slice, *grid.box(number)))].reshape(-1) for number in range(len(grid))]
+    in_order = np.array_equal(np.concatenate(chunks) if chunks else array.reshape(-1), array.reshape(-1))
+    assert grid.is_consecutive == in_order or not array.size
 
 
 @given(grids(), st.data())
@@ -67,6 +75,7 @@ def test_touching_chunks_are_those_that_share_an_element(grid, data):
 @given(SHAPES, ITEMSIZES, st.integers(1, 600))
 def test_a_default_chunk_is_contiguous_and_small(shape, itemsize, most):
     grid = Grid(shape, default_chunk_shape(shape, itemsize, most))
+    assert grid.is_consecutive
     for number in range(len(grid)):
         start, stop = grid.box(number)
         size = itemsize * prod(high - low for low, high in zip(start, stop, strict=True))
