@@ -12,9 +12,10 @@ from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, select
 from ckptstore.catalog.base import CatalogStats, ChunkLocation, CommitRecord, PackRecord, RunRecord
 from ckptstore.catalog.places import Places
 from ckptstore.catalog.schema import chunks, commit_packs, commits, manifests, packs, runs, tags
-from ckptstore.errors import CatalogError, RunNotFound, StepNotFound, TagNotFound, nearest
+from ckptstore.errors import CatalogError, CkptStoreError, RunNotFound, StepNotFound, TagNotFound, nearest
 
 _Item = TypeVar("_Item")
+_LATEST = "latest"
 _IN_LIST = 4096  # below SQLite's and Postgres' limits of parameters
 
 LIVE = commits.c.deleted.is_(None)
@@ -27,6 +28,10 @@ _commits = (
     .join(runs, runs.c.key == commits.c.run)
     .outerjoin(_parents, _parents.c.id == commits.c.parent)
     .outerjoin(_parent_runs, _parent_runs.c.key == _parents.c.run)
+)
+_others = commits.alias()
+_newest = (
+    select(func.max(_others.c.step)).where(_others.c.run == runs.c.key, _others.c.deleted.is_(None)).scalar_subquery()
 )
 _frame = (chunks.c.offset, chunks.c.length, chunks.c.raw_length, chunks.c.codec, chunks.c.base)
 LOCATIONS = select(chunks.c.digest, packs.c.name, *_frame).join(packs, packs.c.key == chunks.c.pack)
@@ -90,18 +95,26 @@ def all_commits(db: Connection, run: str | None, *, deleted: bool) -> list[Commi
 
 def find(db: Connection, run: str, step: int | str) -> CommitRecord:
     """The live commit at a step, a tag or "latest"."""
-    key = run_key(db, run)
+    found = _records(db, runs.c.name == run, *_named(step))
+    if not found:
+        raise _not_found(db, run, run_key(db, run), step)
+    return found[0]
+
+
+def _named(step: int | str) -> Iterator[ColumnElement[bool]]:
+    """What the commit of a run that is named so is alone in."""
+    if isinstance(step, str) and step != _LATEST:
+        tagged = select(tags.c.commit).where(tags.c.run == runs.c.key, tags.c.name == step)
+        yield commits.c.key == tagged.scalar_subquery()
+        return
+    yield commits.c.step == (_newest if step == _LATEST else step)
+    yield LIVE
+
+
+def _not_found(db: Connection, run: str, key: int, step: int | str) -> CkptStoreError:
     if isinstance(step, int):
-        return at_step(db, run, key, step)
-    if step == "latest":
-        newest = db.execute(select(func.max(commits.c.step)).where(commits.c.run == key, LIVE)).scalar()
-        if newest is None:
-            raise StepNotFound(f"run {run!r} has no commit yet")
-        return at_step(db, run, key, newest)
-    commit = db.execute(select(tags.c.commit).where(tags.c.run == key, tags.c.name == step)).scalar()
-    if commit is None:
-        raise tag_not_found(db, run, key, step)
-    return _records(db, commits.c.key == commit)[0]
+        return step_not_found(db, run, key, step)
+    return StepNotFound(f"run {run!r} has no commit yet") if step == _LATEST else tag_not_found(db, run, key, step)
 
 
 def at_step(db: Connection, run: str, key: int, step: int) -> CommitRecord:
@@ -136,7 +149,7 @@ def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocatio
     wanted, known = set(digests), set[bytes]()
     while wanted:
         for some in batched(list(wanted)):
-            for digest, pack, name, *frame in db.execute(_placed.where(chunks.c.digest.in_(some))):
+            for digest, pack, name, *frame in db.execute(_placed.where(chunks.c.digest.in_(some))).all():
                 if name is not None:
                     places.add(pack, ChunkLocation(digest, name, *frame))
         known |= wanted
