@@ -15,7 +15,6 @@ from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.codecs import Level
-from ckptstore.format.manifest import check_consistent
 from ckptstore.format.version import MIB
 from ckptstore.keeping import Keeping
 from ckptstore.opening import open_parts
@@ -24,7 +23,7 @@ from ckptstore.operations.address import LATEST, Ref
 from ckptstore.operations.background import Background, WhenBusy
 from ckptstore.operations.diff import Diff, compare_commits
 from ckptstore.operations.paths import as_globs
-from ckptstore.operations.view import ManifestView
+from ckptstore.operations.view import ManifestView, Views, view_of
 from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:
@@ -101,6 +100,7 @@ class Store(Keeping):
     def __init__(self, parts: ChunkStore, run: str) -> None:
         super().__init__(parts, run)
         self._background = Background(parts)
+        self._views = Views(parts)
 
     def __repr__(self) -> str:
         return f"<ckptstore.Store {self.url} run={self._run!r}>"
@@ -270,7 +270,7 @@ class Store(Keeping):
         from ckptstore.operations.checkout import checkout
         from ckptstore.operations.restore import restore
 
-        view = self.manifest(step)
+        view = self._views.of(self._find(step))
         globs = as_globs(paths)
         advance = meter(progress, "checkout", view.commit.logical_bytes)
         options: dict[str, Any] = {"allow_pickle": allow_pickle, "budget": memory_budget_bytes, "advance": advance}
@@ -311,15 +311,12 @@ class Store(Keeping):
         """
         from ckptstore.operations.read import read
 
-        view = self.manifest(step)
+        view = self._views.of(self._find(step))
         return read(self._parts, view, path, index, out, allow_pickle=allow_pickle, budget=memory_budget_bytes)
 
     def manifest(self, step: Ref = LATEST) -> ManifestView:
         """Logical path → entry of every leaf of a commit; also knows its containers and ties. Reads no data."""
-        commit = self._find(step)
-        manifest = self._parts.decode_document(self._parts.catalog.manifest(commit.id), commit.document).manifest
-        check_consistent(manifest, self._parts.digest.size, f"the manifest of {commit.run}@{commit.step}")
-        return ManifestView(commit, manifest)
+        return view_of(self._parts, self._find(step))
 
     def steps(self) -> list[int]:
         """Steps of the run, ascending."""

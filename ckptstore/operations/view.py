@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
 from ckptstore.catalog.base import CommitRecord
+from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import PathNotFound, nearest
-from ckptstore.format.manifest import Entry, Manifest
+from ckptstore.format.manifest import Entry, Manifest, check_consistent
+
+_MOST_LEAVES = 1 << 16
+"""Leaves in all manifests that `Views` keeps; some 50 MB."""
 
 
 class ManifestView(Mapping[str, Entry]):
@@ -42,3 +48,36 @@ class ManifestView(Mapping[str, Entry]):
         """The error for a path that the commit does not have."""
         known = [*self.manifest.entries, *self.manifest.containers]
         return PathNotFound(f"{self.name} has no path {path!r}; {nearest(path, known)}")
+
+
+def view_of(chunks: ChunkStore, commit: CommitRecord) -> ManifestView:
+    """The manifest of a commit, from the catalog. Raises StepNotFound when it was purged, CorruptData."""
+    manifest = chunks.decode_document(chunks.catalog.manifest(commit.id), commit.document).manifest
+    check_consistent(manifest, chunks.digest.size, f"the manifest of {commit.run}@{commit.step}")
+    return ManifestView(commit, manifest)
+
+
+class Views:
+    """Manifests that were read last: a commit's never changes. May be used from several threads.
+
+    They are for reading alone: who could change one would change what is read later.
+    """
+
+    def __init__(self, chunks: ChunkStore) -> None:
+        self._chunks = chunks
+        self._kept: OrderedDict[str, Manifest] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, commit: CommitRecord) -> ManifestView:
+        """See `view_of`."""
+        with self._lock:
+            kept = self._kept.get(commit.id)
+            if kept is not None:
+                self._kept.move_to_end(commit.id)
+                return ManifestView(commit, kept)
+        view = view_of(self._chunks, commit)
+        with self._lock:
+            self._kept[commit.id] = view.manifest
+            while sum(len(manifest.entries) for manifest in self._kept.values()) > _MOST_LEAVES:
+                self._kept.popitem(last=False)
+        return view
