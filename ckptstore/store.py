@@ -170,7 +170,7 @@ class Store(Keeping):
 
         self._background.land()
         draft = self._draft(step, metadata, parent, run)
-        flat = flatten(app_state, allow_pickle=allow_pickle)
+        flat = self._background.look(flatten(app_state, allow_pickle=allow_pickle))
         return commit(self._parts, flat, draft, meter(progress, "commit", flat.nbytes))
 
     def commit_async(

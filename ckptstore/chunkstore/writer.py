@@ -86,6 +86,15 @@ class ChunkWriter:
             digests += self._write_window(window)
         return digests
 
+    def rely_on(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Those chunks that the store holds: they need not be written, and gc spares them."""
+        found = self._catalog.pin(self._session_id, list(set(digests))) if digests else {}
+        held = [found[digest] for digest in digests if digest in found]
+        for location in held:
+            self._rely_on(location)
+        self._advance(sum(location.raw_length for location in held))
+        return {location.digest for location in held}
+
     @property
     def bases(self) -> bytes:
         """The digests of all chunks that others rest on, one after the other."""

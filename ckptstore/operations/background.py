@@ -152,6 +152,10 @@ class Background:
         self._flight = handle
         return handle
 
+    def look(self, flat: Flat) -> Flat:
+        """A state to be committed at once, with what is known of tensors on devices; after `land`."""
+        return self._own_stager().look(flat)
+
     def settle(self) -> None:
         """Return once anybody may change the state of the commit in flight."""
         if self._flight is not None:

@@ -22,11 +22,13 @@ from ckptstore.format.codecs import BYTES
 from ckptstore.format.grid import Grid, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, Value, ValueEntry, logical_bytes
 from ckptstore.operations.adam import Trained
+from ckptstore.operations.arrivals import Arrivals
 from ckptstore.operations.history import Draft
 from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.session import writing_session
 from ckptstore.patience import patiently
 from ckptstore.state.adam import find_recipes
+from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.live import LiveLeaf, Loan, live_leaves
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes, plain_bytes
 from ckptstore.state.tree import Flat
@@ -166,9 +168,14 @@ class _Planned:
     entry: Entry
     grid: Grid | None
 
-    def pieces(self, base: Callable[[Entry, int], bytes]) -> Iterator[Piece]:
-        """Its chunks; `base` knows what they may rest on."""
+    def pieces(self, base: Callable[[Entry, int], bytes], arrivals: Arrivals) -> Iterator[Piece]:
+        """Its chunks, but not those that the store is known to hold; `base` knows what they may rest on."""
         if self.grid is None:
+            return
+        if isinstance(self.leaf, DeviceLeaf):
+            for number in arrivals.missing(self.leaf):
+                data = arrivals.next()
+                yield Piece(data, not self.leaf.shadow.on_host, self.leaf.form, partial(base, self.entry, number))
             return
         array = self.leaf.tensor if isinstance(self.leaf, TensorLeaf) else np.frombuffer(self.leaf, np.uint8)
         form = self.leaf.form if isinstance(self.leaf, TensorLeaf) else BYTES
@@ -182,6 +189,18 @@ class _Planned:
                 yield Piece(data, loan is not None, form, partial(base, self.entry, number), loan)
             at += size
 
+    def count(self, arrivals: Arrivals) -> int:
+        """How many pieces there are."""
+        if isinstance(self.leaf, DeviceLeaf) and self.grid is not None:
+            return len(arrivals.missing(self.leaf))
+        return 0 if self.grid is None else len(self.grid)
+
+    def digests(self, written: list[bytes], arrivals: Arrivals) -> bytes:
+        """Those of all chunks, one after the other; `written` are those of its pieces."""
+        if isinstance(self.leaf, DeviceLeaf) and self.grid is not None:
+            return arrivals.digests(self.leaf, iter(written))
+        return b"".join(written)
+
     def _borrowed(self, plain: memoryview, start: int, stop: int) -> tuple[memoryview, Loan | None]:
         if isinstance(self.leaf, LiveLeaf):
             return self.leaf.lender.borrow(start, stop)
@@ -194,12 +213,17 @@ def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: 
     planned = {path: _plan(leaf, most) for path, leaf in flat.leaves.items() if path not in repeated}
     recipes = find_recipes(flat) if chunks.compression == "best" else []
     trained = Trained(recipes, {path: item.entry for path, item in planned.items()}, lineage)
-    order = trained.order({path: len(item.grid) if item.grid is not None else 0 for path, item in planned.items()})
-    pieces = {path: trained.related(path, item.pieces(partial(lineage.base, path))) for path, item in planned.items()}
-    held: dict[str, list[bytes]] = {path: [] for path in planned}
+    grids = ((item.leaf, item.grid) for item in planned.values() if item.grid is not None)
+    arrivals = Arrivals(writer, {leaf: grid for leaf, grid in grids if isinstance(leaf, DeviceLeaf)})
+    order = trained.order({path: item.count(arrivals) for path, item in planned.items()})
+    pieces = {
+        path: trained.related(path, item.pieces(partial(lineage.base, path), arrivals))
+        for path, item in planned.items()
+    }
+    written: dict[str, list[bytes]] = {path: [] for path in planned}
     for path, digest in zip(order, writer.write(next(pieces[path]) for path in order), strict=True):
-        held[path].append(digest)
-    made = {path: replace(item.entry, chunks=b"".join(held[path])) for path, item in planned.items()}
+        written[path].append(digest)
+    made = {path: replace(item.entry, chunks=item.digests(written[path], arrivals)) for path, item in planned.items()}
     return Manifest({path: made[repeated.get(path, path)] for path in flat.leaves}, flat.containers, flat.aliases)
 
 
@@ -217,7 +241,7 @@ def _plan_tensor(leaf: TensorLeaf, most: int) -> _Planned:
         itemsize=itemsize,
         shape=shape,
         chunk_shape=grid.chunk_shape,
-        inline=bytes(chunk_bytes(leaf.tensor, (0,) * len(shape), shape)) if small else b"",
+        inline=bytes(leaf.row_major()) if small else b"",
         order=leaf.order,
         requires_grad=leaf.requires_grad,
         parameter=leaf.parameter,

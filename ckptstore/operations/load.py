@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import NamedTuple
@@ -12,11 +12,13 @@ import numpy as np
 
 from ckptstore.chunkstore import ChunkStore, Fetch
 from ckptstore.chunkstore.grouping import Advance, ignore
-from ckptstore.errors import CorruptData, StateError
+from ckptstore.chunkstore.reader import check_budget
+from ckptstore.errors import BudgetTooSmall, CorruptData, StateError
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
-from ckptstore.state.tensors import Array, allocate, finish, mark_changed, writable_bytes, write_box
+from ckptstore.state.tensors import Array, allocate, finish, mark_changed, writable_bytes
+from ckptstore.state.uploads import Uploads, lane_of_array
 from ckptstore.state.values import decode
 
 
@@ -69,13 +71,30 @@ class Filling(NamedTuple):
 
 def fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: Advance = ignore) -> None:
     """Fill every array. Nothing was written when BudgetTooSmall or MissingData is raised."""
-    wishes = [wish for job in jobs if job.entry.chunks for wish in _fetches(job, chunks)]
+    most = _most_under_way(jobs, budget)
+    uploads = Uploads([job.target for job in jobs], most)
+    wishes = [wish for job in jobs if job.entry.chunks for wish in _fetches(job, chunks, uploads)]
     for job in jobs:
         mark_changed(job.target)
-    chunks.fetch(wishes, budget=budget, advance=advance)
-    for job in jobs:
-        if not job.entry.chunks:
-            _place_inline(job)
+    try:
+        chunks.fetch(wishes, budget=budget - most, advance=advance)
+        for job in jobs:
+            if not job.entry.chunks:
+                _place_inline(job, uploads)
+    except BudgetTooSmall as error:
+        if not most:
+            raise
+        raise BudgetTooSmall(f"{error}, beside {most} for what is on its way to a device") from None
+    finally:
+        uploads.finish()
+
+
+def _most_under_way(jobs: Sequence[Filling], budget: int) -> int:
+    """The part of the budget for what is on its way to devices: a quarter, or the largest chunk."""
+    entries = [job.entry for job in jobs if lane_of_array(job.target) is not None]
+    largest = max((prod(entry.chunk_shape) * entry.itemsize for entry in entries), default=0)
+    check_budget(budget, largest, "one chunk")
+    return max(largest, budget // 4) if largest else 0
 
 
 def _reserve(path: str, size: int) -> memoryview:
@@ -93,27 +112,28 @@ def _unpacked(path: str, data: memoryview) -> Value:
         raise CorruptData(f"{path!r}: its value does not decode: {error}") from error
 
 
-def _place_inline(job: Filling) -> None:
+def _place_inline(job: Filling, uploads: Uploads) -> None:
     whole = Grid(job.entry.shape, tuple(max(extent, 1) for extent in job.entry.shape))
     for part in job.selection.parts(whole):
-        _place(job.target, job.entry, job.entry.shape, part, memoryview(job.entry.inline))
+        _place(uploads, job.target, job.entry, job.entry.shape, part, memoryview(job.entry.inline))
 
 
-def _fetches(job: Filling, chunks: ChunkStore) -> Iterator[Fetch]:
+def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fetch]:
     entry, target, selection, label = job
     grid = Grid(entry.shape, entry.chunk_shape)
-    plain = writable_bytes(target)
+    plain = None if lane_of_array(target) is not None else writable_bytes(target)
+    place = partial(_place, uploads, target, entry)
     digests = chunk_digests(entry, chunks.digest.size)
     if plain is not None and selection == everything(entry.shape) and grid.is_consecutive:
         yield from _pieces(plain, grid.sizes(entry.itemsize), digests, label)
         return
     for part in selection.parts(grid):
-        yield _array_fetch(entry, target, plain, part, grid, digests[part.number], selection.full_shape, label)
+        yield _array_fetch(entry, place, plain, part, grid, digests[part.number], selection.full_shape, label)
 
 
 def _array_fetch(
     entry: TensorEntry,
-    target: Array,
+    place: Callable[[Index, Part, memoryview], None],
     plain: memoryview | None,
     part: Part,
     grid: Grid,
@@ -128,14 +148,14 @@ def _array_fetch(
     if plain is not None and span is not None:
         out = plain[span[0] * entry.itemsize : (span[0] + span[1]) * entry.itemsize]
         return Fetch(digest, size, label, out=out)
-    return Fetch(digest, size, label, deliver=partial(_place, target, entry, extent, part))
+    return Fetch(digest, size, label, deliver=partial(place, extent, part))
 
 
-def _place(target: Array, entry: TensorEntry, extent: Index, part: Part, data: memoryview) -> None:
+def _place(uploads: Uploads, target: Array, entry: TensorEntry, extent: Index, part: Part, data: memoryview) -> None:
     if not part.whole:
         elements = np.frombuffer(data, dtype=f"V{entry.itemsize}").reshape(extent)
         data = memoryview(elements[part.source].tobytes())
-    write_box(target, part.start, part.stop, data)
+    uploads.write(target, part.start, part.stop, data)
 
 
 def _value_fetches(entry: ValueEntry, out: memoryview, chunks: ChunkStore, label: str) -> list[Fetch]:

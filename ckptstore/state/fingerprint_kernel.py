@@ -73,8 +73,8 @@ def _hash_segment(
 
 def launch(tensors: Sequence[Tensor], keys: Tensor) -> Tensor:
     """What `fingerprints` gives, on the current stream of the keys' device."""
-    counts = torch.tensor([segments(len(tensor)) for tensor in tensors])
-    places = torch.tensor([[tensor.data_ptr(), len(tensor)] for tensor in tensors])
+    counts = torch.tensor([segments(tensor.nbytes) for tensor in tensors])
+    places = torch.tensor([[tensor.data_ptr(), tensor.nbytes] for tensor in tensors])
     total = int(counts.sum())
     table = _on(keys.device, torch.stack([*places.T, counts.cumsum(0) - counts, counts]))
     bases, sizes, firsts, counts = table

@@ -38,6 +38,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ckptstore.state.tensors import flat_bytes
+
 SEGMENT = 32 << 10
 """Bytes of a segment. The keys of both hashes, twice as many, stay in the innermost cache of a GPU."""
 
@@ -55,7 +57,7 @@ def fingerprints(tensors: Sequence[Tensor]) -> Tensor:
     """The fingerprints of all segments of some tensors of one device, one tensor behind the other.
 
     Args:
-        tensors: one-dimensional and contiguous, of uint8.
+        tensors: row-major, of any dtype.
 
     Returns:
         Two int64 for each segment, on the device. There they are computed in stream order; nothing waits.
@@ -70,7 +72,7 @@ def fingerprints(tensors: Sequence[Tensor]) -> Tensor:
 
 def reference(tensors: Sequence[Tensor]) -> Tensor:
     """What `fingerprints` gives, on any device, by plain operations of torch."""
-    return torch.cat([_hashed(tensor, keys(tensor.device)) for tensor in tensors])
+    return torch.cat([_hashed(flat_bytes(tensor), keys(tensor.device)) for tensor in tensors])
 
 
 @cache

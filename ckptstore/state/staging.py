@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ckptstore.format.manifest import Value
+from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.live import JustInTime, Lender, live_leaf
 from ckptstore.state.optimizers import Owned
@@ -49,26 +50,35 @@ class Stager:
     def __init__(self, fingerprint: Callable[[memoryview], bytes] | None) -> None:
         self._fingerprint = fingerprint
         self._buffers = KeptBuffers()
+        self._devices = DeviceStager()
         self._copied: list[tuple[Kept, bytes | None]] = []
 
     def close(self) -> None:
         """Free the kept memory."""
         self._copied.clear()
         self._buffers.close()
+        self._devices.clear()
 
     def stage(self, flat: Flat, *, just_in_time: bool) -> Staged:
         """The state as it is now. With `just_in_time`, what its optimizers own stays live; what is tied is copied once.
 
         What was staged before must not be read any more.
         """
-        repeated = {path: group[0] for group in flat.aliases for path in group[1:]}
-        single = {path: leaf for path, leaf in flat.leaves.items() if path not in repeated}
+        single = _untied(flat)
         self._buffers.forget_all_but(single)
         optimizers = [it for it in flat.stateful.values() if isinstance(it, Optimizer)] if just_in_time else []
         live, owners = self._live(single, Owned(optimizers))
-        staged = live | self._copies({path: leaf for path, leaf in single.items() if path not in live})
-        leaves = {path: staged[repeated.get(path, path)] for path in flat.leaves}
-        return Staged(replace(flat, leaves=leaves), JustInTime(owners, self._buffers))
+        apart = live | self._devices.stage(single, apart=True)
+        staged = apart | self._copies({path: leaf for path, leaf in single.items() if path not in apart})
+        return Staged(_with(flat, staged), JustInTime(owners, self._buffers))
+
+    def look(self, flat: Flat) -> Flat:
+        """The state where it is, with what is known of tensors on devices; it may not change before it is committed.
+
+        What was staged before must not be read any more.
+        """
+        single = _untied(flat)
+        return _with(flat, single | self._devices.stage(single, apart=False))
 
     def remember(self) -> None:
         """Learn what is in the memory that was copied to, and which leaves change. Takes time, so not while staging."""
@@ -109,6 +119,18 @@ class Stager:
             return set()
         found = self._buffers.fingerprints(self._fingerprint, [plain[path] for path in steady])
         return {path for path, now in zip(steady, found, strict=True) if now == kept[path].fingerprint}
+
+
+def _untied(flat: Flat) -> dict[str, TensorLeaf | Value]:
+    """What is tied, once."""
+    repeated = {path for group in flat.aliases for path in group[1:]}
+    return {path: leaf for path, leaf in flat.leaves.items() if path not in repeated}
+
+
+def _with(flat: Flat, leaves: Leaves) -> Flat:
+    """The state with other leaves, given once for all that are tied."""
+    first = {path: group[0] for group in flat.aliases for path in group[1:]}
+    return replace(flat, leaves={path: leaves[first.get(path, path)] for path in flat.leaves})
 
 
 def _plain(leaf: TensorLeaf | Value) -> Bytes | None:

@@ -78,6 +78,10 @@ class TensorLeaf:
         """Whether it is an `nn.Parameter`."""
         return isinstance(self.tensor, torch.nn.Parameter)
 
+    def row_major(self) -> memoryview:
+        """All of its bytes."""
+        return chunk_bytes(self.tensor, (0,) * len(self.shape), self.shape)
+
 
 def plain_bytes(array: Array) -> memoryview | None:
     """The array's own memory as bytes when it is row-major on the CPU, else None."""
@@ -109,6 +113,18 @@ def chunk_bytes(array: Array, start: Index, stop: Index) -> memoryview:
     return dense.reshape(-1).view(np.uint8).data if dense.nbytes else memoryview(b"")
 
 
+def as_row_major(tensor: Tensor) -> Tensor:
+    """The tensor itself when its bytes lie in row-major order, else a copy of which they do, on its device."""
+    if tensor.is_contiguous() and not _is_lazy(tensor):
+        return tensor
+    return _words(tensor.detach().resolve_conj().resolve_neg()).contiguous()
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a row-major tensor as uint8 in one dim."""
+    return _words(tensor).view(-1).view(torch.uint8)
+
+
 def write_box(array: Array, start: Index, stop: Index, data: memoryview) -> None:
     """Copy row-major bytes into `array[start:stop]`, whatever its layout and device."""
     box = _box(start, stop)
@@ -118,16 +134,22 @@ def write_box(array: Array, start: Index, stop: Index, data: memoryview) -> None
         _fill(_void(array)[box], data)
         return
     region = array.detach()[box]
-    lazy = _is_lazy(region)
-    if region.is_cpu and not lazy:
+    if region.is_cpu and not _is_lazy(region):
         _fill(_words(region).numpy(), data)
         return
-    dense = torch.empty(region.shape, dtype=region.dtype)
-    _fill(_words(dense).numpy(), data)
-    if lazy:
-        region.copy_(dense)
+    copied = torch.empty(len(data), dtype=torch.uint8)
+    _fill(copied.numpy(), data)
+    copy_into_box(array, start, stop, copied)
+
+
+def copy_into_box(tensor: Tensor, start: Index, stop: Index, data: Tensor) -> None:
+    """Copy row-major bytes of the host into `tensor[start:stop]`; nothing waits where the device can do without."""
+    region = tensor.detach()[_box(start, stop)]
+    dense = data.view(region.dtype).view(region.shape)
+    if _is_lazy(region):
+        region.copy_(dense, non_blocking=True)
     else:
-        _words(region).copy_(_words(dense))
+        _words(region).copy_(_words(dense), non_blocking=True)
 
 
 def allocate(entry: TensorEntry) -> Array:

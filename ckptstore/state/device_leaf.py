@@ -1,0 +1,84 @@
+"""Leaves whose bytes lie on a device, or come from there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ckptstore.state.lanes import Lane, Mark
+from ckptstore.state.prints import Span
+from ckptstore.state.shadows import Shadow
+from ckptstore.state.tensors import TensorLeaf, as_tracked
+
+_AHEAD = 32 << 20
+"""Bytes on their way to the host while earlier ones are looked at there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceLeaf(TensorLeaf):
+    """A leaf whose bytes are in a shadow; `tensor` only tells its form, and has no memory.
+
+    Attributes:
+        shadow: the bytes, once `ready` has come.
+        ready: says so.
+        lane: the way to them.
+        digests: what the store calls ranges of these very bytes, as far as is known; kept for the next commit.
+    """
+
+    shadow: Shadow
+    ready: Mark
+    lane: Lane
+    digests: dict[Span, bytes]
+
+    def row_major(self) -> memoryview:
+        return next(bring_all([(self, (0, self.nbytes))]))
+
+    def bring(self, span: Span) -> tuple[Tensor, Mark]:
+        """A range of bytes, in memory of the host once the mark has come."""
+        source = self.shadow.content[slice(*span)]
+        if self.shadow.on_host:
+            return source, self.ready
+        target = self.lane.pinned(len(source))
+        self.lane.submit(lambda: copy_bytes([(target, source)]))
+        return target, self.lane.mark()
+
+
+def form_of(tensor: Tensor, before: Tensor | None) -> Tensor:
+    """A tensor of the same form without memory: the one that there was `before` when that does."""
+    if before is not None and _form(before) == _form(tensor):
+        return before
+    form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return as_tracked(form, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
+
+
+def bring_all(wanted: Iterable[tuple[DeviceLeaf, Span]]) -> Iterator[memoryview]:
+    """The bytes of many ranges, in order; the next ones are under way meanwhile."""
+    ahead: deque[tuple[Tensor, Mark]] = deque()
+    under_way = 0
+    for leaf, span in wanted:
+        ahead.append(leaf.bring(span))
+        under_way += len(ahead[-1][0])
+        while under_way > _AHEAD:
+            under_way -= len(ahead[0][0])
+            yield _arrived(*ahead.popleft())
+    while ahead:
+        yield _arrived(*ahead.popleft())
+
+
+def copy_bytes(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy each second one to its first one; nothing waits."""
+    for target, source in pairs:
+        target.copy_(source, non_blocking=True)
+
+
+def _form(tensor: Tensor) -> tuple[object, ...]:
+    return type(tensor), tensor.requires_grad, tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _arrived(content: Tensor, mark: Mark) -> memoryview:
+    mark.wait()
+    return content.numpy().data

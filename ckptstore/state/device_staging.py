@@ -1,0 +1,136 @@
+"""Setting the tensors of a device apart. What changed since the last time is told by fingerprints: only that is copied,
+within the device where there is room and to the host where there is not, and what did not keeps its digests. The host
+waits for the fingerprints only; training waits for the copies where it runs, on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ckptstore.format.manifest import Value
+from ckptstore.state.device_leaf import DeviceLeaf, copy_bytes, form_of
+from ckptstore.state.fingerprints import fingerprints, segments
+from ckptstore.state.lanes import Lane, Mark, lane_of
+from ckptstore.state.prints import Prints, Span, changed_spans, touches
+from ckptstore.state.shadows import Shadow, Shadows
+from ckptstore.state.tensors import TensorLeaf, as_row_major, flat_bytes
+
+
+class DeviceStager:
+    """Stages the tensors on all devices for one store, one state at a time."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Lane, _LaneStager] = {}
+
+    def stage(self, leaves: Mapping[str, TensorLeaf | Value], *, apart: bool) -> dict[str, DeviceLeaf]:
+        """Those leaves that lie on devices, as they are now; what was staged before must not be read any more.
+
+        Work that current queues are given after the return may change the tensors with `apart`; otherwise nothing is
+        copied, and it may not before the commit is over.
+        """
+        by_lane = _by_lane(leaves)
+        self._lanes |= {lane: _LaneStager(lane) for lane in by_lane if lane not in self._lanes}
+        looks = {lane: self._lanes[lane].look(group) for lane, group in by_lane.items()}
+        staged = (self._lanes[lane].stage(by_lane[lane], look, apart=apart) for lane, look in looks.items())
+        return {path: leaf for group in staged for path, leaf in group.items()}
+
+    def clear(self) -> None:
+        """Free the kept memory."""
+        self._lanes.clear()
+
+
+def _by_lane(leaves: Mapping[str, TensorLeaf | Value]) -> dict[Lane, dict[str, Tensor]]:
+    found: dict[Lane, dict[str, Tensor]] = {}
+    for path, leaf in leaves.items():
+        if isinstance(leaf, TensorLeaf) and isinstance(leaf.tensor, Tensor):
+            lane = lane_of(leaf.tensor)
+            if lane is not None:
+                found.setdefault(lane, {})[path] = leaf.tensor
+    return found
+
+
+def _live(rows: Mapping[str, Tensor]) -> dict[str, Shadow]:
+    """The tensors themselves instead of copies."""
+    return {path: Shadow(flat_bytes(row), on_host=False) for path, row in rows.items()}
+
+
+class _Look(NamedTuple):
+    """What a device was asked for: the row-major tensors, and their fingerprints once `ready` has come."""
+
+    sizes: dict[str, int]
+    rows: dict[str, Tensor]
+    found: Tensor
+    ready: Mark
+
+    def prints(self) -> Prints:
+        self.ready.wait()
+        return Prints(self.sizes, self.found.view(torch.int64).view(-1, 2).numpy().copy())
+
+
+class _LaneStager:
+    """Stages the tensors of one device."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._shadows = Shadows(lane)
+        self._copied: Prints | None = None
+        self._named: Prints | None = None
+        self._digests: dict[str, dict[Span, bytes]] = {}
+        self._forms: dict[str, Tensor] = {}
+        self._turn = Lock()
+
+    def look(self, tensors: Mapping[str, Tensor]) -> _Look:
+        sizes = {path: tensor.nbytes for path, tensor in tensors.items()}
+        found = self._lane.pinned(16 * sum(map(segments, sizes.values())))
+        rows: dict[str, Tensor] = {}
+
+        def work() -> None:
+            rows.update((path, as_row_major(tensor)) for path, tensor in tensors.items())
+            copy_bytes([(found, fingerprints(list(rows.values())).view(-1).view(torch.uint8))])
+
+        self._lane.follow()
+        self._lane.submit(work)
+        return _Look(sizes, rows, found, self._lane.mark())
+
+    def stage(self, tensors: Mapping[str, Tensor], look: _Look, *, apart: bool) -> dict[str, DeviceLeaf]:
+        now = look.prints()
+        digests = self._known(now)
+        shadows = self._copy(look.rows, now) if apart else _live(look.rows)
+        ready = self._lane.mark()
+        self._forms = {path: form_of(tensor, self._forms.get(path)) for path, tensor in tensors.items()}
+        forms = self._forms.items()
+        return {path: DeviceLeaf(form, shadows[path], ready, self._lane, digests[path]) for path, form in forms}
+
+    def _known(self, now: Prints) -> dict[str, dict[Span, bytes]]:
+        """The digests of what is still the same. Commits of several threads may ask."""
+        with self._turn:
+            known = {path: self._digests.get(path, {}) for path in now.sizes}
+            for path, changed in now.changes(self._named).items():
+                before = dict(known[path])  # to which another commit may add
+                known[path] = {span: digest for span, digest in before.items() if not touches(changed, span)}
+            self._named, self._digests = now, known
+            return known
+
+    def _copy(self, rows: Mapping[str, Tensor], now: Prints) -> dict[str, Shadow]:
+        copied, self._copied = self._copied, None
+        shadows, fresh = self._shadows.take(now.sizes)
+        spans = self._spans(now, copied, fresh)
+        pairs = [(shadows[path].content[slice(*span)], flat_bytes(rows[path])[slice(*span)]) for path, span in spans]
+        if pairs:
+            self._lane.submit(lambda: copy_bytes(pairs), [source for _, source in pairs])
+            self._lane.hold_back()
+        self._copied = now
+        return shadows
+
+    @staticmethod
+    def _spans(now: Prints, copied: Prints | None, fresh: set[str]) -> Iterator[tuple[str, Span]]:
+        """What shadows do not hold yet."""
+        yield from ((path, (0, now.sizes[path])) for path in fresh)
+        for path, changed in now.changes(copied).items():
+            if path not in fresh:
+                yield from ((path, span) for span in changed_spans(changed, now.sizes[path]))

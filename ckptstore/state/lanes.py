@@ -1,0 +1,64 @@
+"""The seam between staging and a device that has memory of its own and works while the host does something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ckptstore.state.cuda import cuda_lane
+
+
+class Mark(Protocol):
+    """A point in a lane's work."""
+
+    def wait(self) -> None:
+        """Let the host wait until the lane has come here."""
+
+
+class Lane(Protocol):
+    """A queue of work on one device beside the queue that training uses there, the current one.
+
+    Work of both runs at any time after it was given, in order within a queue, and in no order between queues except
+    where `follow` and `hold_back` make one. So a copy is only of what training wrote before `follow`, training only
+    changes what was copied after `hold_back`, and the host may only look at a copy after `Mark.wait`. All of it is a
+    seam, so that tests can run queues in every order that a device may, which a device seldom does.
+    """
+
+    def follow(self) -> None:
+        """What is submitted from here on waits for what the caller's current queue was given so far."""
+
+    def submit(self, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
+        """Do operations of torch on this device here; `uses` are tensors of other queues whose memory stays until then.
+
+        `work` may run before this returns or later, in another thread; it must not wait for the device.
+        """
+
+    def mark(self) -> Mark:
+        """The point behind everything that was submitted so far."""
+
+    def hold_back(self) -> None:
+        """What the caller's current queue is given from here on waits for everything that was submitted so far."""
+
+    def spare_bytes(self) -> int:
+        """How much memory of the device may be taken and leaves training a margin; negative when that is short."""
+
+    def allocate(self, size: int) -> Tensor:
+        """As many bytes on the device. Raises torch.OutOfMemoryError."""
+
+    def pinned(self, size: int) -> Tensor:
+        """As many bytes of the host that the device reaches by itself.
+
+        They may be dropped while work with them is under way.
+        """
+
+
+FINDERS: dict[str, Callable[[Tensor], Lane | None]] = {"cuda": cuda_lane}
+"""Type of device → what tells the lane of a tensor there."""
+
+
+def lane_of(tensor: Tensor) -> Lane | None:
+    """The lane of the device where a tensor lies; None for memory of the host, and for devices of other kinds."""
+    find = FINDERS.get(tensor.device.type)
+    return None if find is None else find(tensor)

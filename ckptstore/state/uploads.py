@@ -1,0 +1,80 @@
+"""Chunks on their way from the host into tensors on devices, while further ones are read and decoded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Condition
+
+import numpy as np
+from torch import Tensor
+
+from ckptstore.format.grid import Index
+from ckptstore.state.lanes import Lane, Mark, lane_of
+from ckptstore.state.tensors import Array, copy_into_box, write_box
+
+
+class Uploads:
+    """At most `most` bytes at once, or one chunk if that is larger. Safe for threads.
+
+    They come behind what the current queues of the targets' devices were given before this was made.
+    """
+
+    def __init__(self, targets: Iterable[Array], most: int) -> None:
+        self._most = most
+        self._held = 0
+        self._under_way: deque[tuple[Mark, int]] = deque()
+        self._turn = Condition()
+        self._lanes = {lane for lane in map(lane_of_array, targets) if lane is not None}
+        for lane in self._lanes:
+            lane.follow()
+
+    def write(self, target: Array, start: Index, stop: Index, data: memoryview) -> None:
+        """`write_box`, which for a device may be over only when `finish` returns; the buffer may be used again."""
+        lane = lane_of_array(target)
+        if lane is None or not isinstance(target, Tensor) or not len(data):
+            write_box(target, start, stop, data)
+            return
+        with self._taken(len(data)):
+            pinned = lane.pinned(len(data))
+            np.copyto(pinned.numpy(), np.frombuffer(data, np.uint8))
+            with self._turn:
+                lane.submit(partial(copy_into_box, target, start, stop, pinned), [target])
+                self._under_way.append((lane.mark(), len(data)))
+
+    def finish(self) -> None:
+        """Wait until everything is there."""
+        for lane in self._lanes:
+            lane.mark().wait()
+
+    @contextmanager
+    def _taken(self, size: int) -> Iterator[None]:
+        """Room for as many bytes; given back when they do not get under way."""
+        with self._turn:
+            while self._held and self._held + size > self._most:
+                self._wait_for_one()
+            self._held += size
+        try:
+            yield
+        except BaseException:
+            with self._turn:
+                self._held -= size
+            raise
+        finally:
+            with self._turn:
+                self._turn.notify_all()
+
+    def _wait_for_one(self) -> None:
+        if not self._under_way:
+            self._turn.wait()
+            return
+        mark, size = self._under_way.popleft()
+        self._held -= size
+        mark.wait()
+
+
+def lane_of_array(array: Array) -> Lane | None:
+    """The lane of the device where an array lies, if it lies on one."""
+    return lane_of(array) if isinstance(array, Tensor) else None

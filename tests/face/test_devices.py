@@ -1,0 +1,272 @@
+"""Tensors on devices: what a step holds is what they held then, in whatever order the device works."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ckptstore
+from ckptstore import BudgetTooSmall, CorruptData, KeepLast
+from ckptstore.state.tensors import allocate, finish
+from ckptstore.testing.equality import assert_same
+from ckptstore.testing.lanes import FakeDevices, FakeLane
+from ckptstore.testing.states import TORCH_DTYPES
+
+CHUNK = 1 << 16
+COUNT = 70_000
+FINGERPRINTS = 16 * 9
+"""Bytes that tell what changed in a tensor of COUNT floats."""
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about complex32
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ckptstore.open(tmp_path / "store", chunk_bytes=CHUNK) as opened:
+        yield opened
+
+
+def numbers(seed: int = 0) -> Tensor:
+    return torch.randn(COUNT, generator=torch.Generator().manual_seed(seed))
+
+
+class Training:
+    """Tensors on devices, trained there, and what they will hold when all of that is done."""
+
+    def __init__(self, devices: FakeDevices) -> None:
+        self._lanes = devices.lanes
+        self.live = {f"t{number}": devices.put(numbers(number), number % len(self._lanes)) for number in range(4)}
+        self.mirror = {name: tensor.clone() for name, tensor in self.live.items()}
+
+    def step(self, step: int) -> None:
+        for number, name in enumerate(self.live):
+            if (step + number) % 3:
+                self._lanes[number % len(self._lanes)].train(partial(self.live[name][9000:].add_, step))
+                self.mirror[name][9000:].add_(step)
+
+
+def steps_that_differ(place: Any, devices: FakeDevices, count: int = 4) -> list[int]:
+    """Commits every step of a training in the background; those that hold something else than they should."""
+    expected = {}
+    with ckptstore.open(place, chunk_bytes=CHUNK) as store, devices:
+        training = Training(devices)
+        for step in range(1, count + 1):
+            training.step(step)
+            expected[step] = {name: tensor.clone() for name, tensor in training.mirror.items()}
+            store.commit_async({"state": training.live}, step=step)
+        training.step(count + 1)
+        for lane in devices.lanes:
+            lane.train(lambda: None)
+    with ckptstore.open(place) as store:
+        return [step for step, state in expected.items() if not is_same(store.checkout(step)["state"], state)]
+
+
+def is_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+ROOMS = {"room for all": 1 << 30, "room for some": 64 << 20, "no room": 0, "short of room": -1}
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck), deadline=None)
+@given(seed=st.integers(0, 10_000), room=st.sampled_from([*ROOMS]), count=st.integers(1, 3))
+def test_no_later_value_enters_an_earlier_step(tmp_path_factory, seed, room, count):
+    devices = FakeDevices(seed, count, ROOMS[room])
+    assert steps_that_differ(tmp_path_factory.mktemp("store") / "store", devices) == []
+
+
+@pytest.mark.parametrize("left_out", ["follow", "hold_back"])
+def test_the_fake_device_tells_when_an_order_is_missing(tmp_path, monkeypatch, left_out):
+    monkeypatch.setattr(FakeLane, left_out, lambda _: None)
+    assert any(steps_that_differ(tmp_path / str(seed), FakeDevices(seed)) for seed in range(20))
+
+
+def test_the_fake_device_tells_when_nobody_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr("ckptstore.state.device_leaf._arrived", lambda content, _: content.numpy().data)
+    assert any(steps_that_differ(tmp_path / str(seed), FakeDevices(seed)) for seed in range(20))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("how", ["commit", "commit_async"])
+def test_what_did_not_change_does_not_cross(store, room, how):
+    def commit(step):
+        before = lane.crossed
+        made = getattr(store, how)({"x": tensor}, step=step)
+        return (made if how == "commit" else made.result()), lane.crossed - before
+
+    with FakeDevices(room=ROOMS[room]) as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        commit(0)
+        made, crossed = commit(1)
+        assert made.new_bytes < 1000
+        assert crossed == FINGERPRINTS
+        lane.train(tensor[CHUNK : CHUNK + 10].zero_)  # in the fifth of five chunks, from 4 * CHUNK bytes on
+        made, crossed = commit(2)
+        assert CHUNK // 4 < made.new_bytes < CHUNK
+        assert crossed in {FINGERPRINTS, FINGERPRINTS + 4 * COUNT - 4 * CHUNK}
+        assert_same(store.checkout(2)["x"], tensor)
+
+
+def test_what_gc_took_is_copied_again(store):
+    with FakeDevices() as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        for step, how in enumerate([store.commit, store.commit_async, store.commit]):
+            crossed = lane.crossed
+            how({"x": tensor}, step=step)
+            store._background.land()
+            assert lane.crossed - crossed == FINGERPRINTS + 4 * COUNT
+            store.commit({"y": numbers(1)}, step=50 + step)
+            store.gc(KeepLast(1), grace=0, most=1)
+            assert store.steps() == [50 + step]
+        lane.train(lambda: tensor.add_(1))
+        store.commit_async({"x": tensor}, step=100).result()
+        assert_same(store.checkout(100)["x"], numbers() + 1)
+
+
+def test_a_device_that_has_room_in_pieces_only(store):
+    with FakeDevices() as devices:
+        devices.lanes[0].broken = True
+        state = {"x": devices.put(numbers()), "small": devices.put(torch.arange(40))}
+        store.commit_async(state, step=0).result()
+        assert_same(store.checkout(0), state)
+
+
+def test_shadows_are_given_up_when_room_gets_short(store):
+    with FakeDevices() as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        for step, room in enumerate([1 << 30, -1, 1 << 30]):
+            lane.room = room
+            lane.train(lambda: tensor.add_(1))
+            store.commit_async({"x": tensor}, step=step).result()
+            assert_same(store.checkout(step)["x"], tensor)
+
+
+def forms() -> dict[str, Tensor]:
+    return {
+        "transposed": torch.rand(200, 300).t(),
+        "view": torch.rand(300, 200)[::2, 1::3],
+        "channels last": torch.rand(2, 3, 40, 50).to(memory_format=torch.channels_last),
+        "expanded": torch.rand(60, 1).expand(60, 50),
+        "conj": torch.rand(900, dtype=torch.complex64).conj(),
+        "negated": torch.rand(900, dtype=torch.complex64).conj().imag,
+        "parameter": torch.nn.Parameter(torch.rand(5000)),
+        "tracked": torch.rand(5000, requires_grad=True),
+        "odd place": torch.arange(100, dtype=torch.uint8)[3:],
+        "tiny": torch.tensor(1.5),
+        "empty": torch.empty(0, 3),
+        "large": numbers(),
+    } | {str(dtype): torch.arange(640).to(torch.uint8).view(dtype) for dtype in DTYPES}
+
+
+DTYPES = [dtype for dtype in TORCH_DTYPES if dtype != torch.bool]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_form_comes_back(store, room):
+    with FakeDevices(room=ROOMS[room]) as devices:
+        state = {name: devices.put(tensor) for name, tensor in forms().items()}
+        state["tied"] = state["large"]
+        store.commit_async(state, step=0).result()
+        made = store.commit(state, step=0)
+        assert made == store.find(0)
+        assert_same(store.checkout(0), state)
+        small = {name: tensor for name, tensor in state.items() if name in {"tiny", "large"}}
+        store.commit_async(small, step=1).result()
+        assert_same(store.checkout(1), small)
+        store.commit_async(state, step=2).result()
+        assert store.find(2).logical_bytes == made.logical_bytes
+        assert_same(store.checkout(2), state)
+
+
+def test_a_store_on_devices_holds_what_one_on_the_host_does(store):
+    state = forms()
+    made = store.commit(state, step=0)
+    with FakeDevices() as devices:
+        there = {name: devices.put(tensor) for name, tensor in state.items()}
+        assert store.commit_async(there, step=0).result() == made
+
+
+def test_a_commit_that_failed_leaves_nothing_wrong_behind(store, monkeypatch):
+    with FakeDevices() as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        store.commit_async({"x": tensor}, step=0).result()
+        lane.train(tensor[:9].zero_)
+        with monkeypatch.context() as broken:
+            broken.setattr(type(store._parts.storage), "put", lambda *_: (_ for _ in ()).throw(KeyError("odd")))
+            with pytest.raises(KeyError):
+                store.commit_async({"x": tensor}, step=1).result()
+        store.commit_async({"x": tensor}, step=2).result()
+        assert_same(store.checkout(2)["x"], tensor)
+
+
+# back to devices
+
+
+@settings(max_examples=15, suppress_health_check=list(HealthCheck), deadline=None)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 3), budget=st.sampled_from([1 << 19, 1 << 20, 1 << 27]))
+def test_a_checkout_comes_behind_what_was_before_it_and_ahead_of_what_is_after(store, seed, count, budget):
+    expected = {f"t{number}": numbers(number) for number in range(4)}
+    step = (store.latest() or 0) + 1
+    store.commit(expected, step=step)
+    with FakeDevices(seed, count) as devices:
+        lanes = [devices.lanes[number % count] for number in range(4)]
+        live = {name: devices.put(torch.zeros(COUNT), at % count) for at, name in enumerate(expected)}
+        for lane, tensor in zip(lanes, live.values(), strict=True):
+            lane.train(partial(tensor.fill_, 7))
+        store.checkout(step, into=live, memory_budget_bytes=budget)
+        for lane, tensor in zip(lanes, live.values(), strict=True):
+            lane.train(partial(tensor.mul_, 2))
+            lane.synchronize()
+    assert_same(live, {name: tensor * 2 for name, tensor in expected.items()})
+
+
+def test_every_form_goes_back(store):
+    state = {name: tensor for name, tensor in forms().items() if name != "expanded"}
+    store.commit(state, step=0)
+    with FakeDevices() as devices:
+        made: dict[str, Any] = {name: finish(allocate(entry), entry) for name, entry in store.manifest(0).items()}
+        live = {name: devices.put(tensor) for name, tensor in made.items()}
+        store.checkout(0, into=live)
+        assert devices.lanes[0].crossed == sum(tensor.nbytes for tensor in live.values())
+    assert_same(live, store.checkout(0))
+
+
+def test_a_part_is_read_into_a_device(store):
+    store.commit({"x": numbers().view(700, 100)}, step=0)
+    with FakeDevices() as devices:
+        out = devices.put(torch.zeros(90, 50))
+        store.read(0, "x", index=(slice(100, 190), slice(50)), out=out)
+    assert torch.equal(out, numbers().view(700, 100)[100:190, :50])
+
+
+def test_a_budget_that_does_not_do_is_told(store):
+    store.commit({"x": numbers()}, step=0)
+    with FakeDevices() as devices:
+        live = {"x": devices.put(torch.zeros(COUNT))}
+        for budget in (CHUNK // 2, CHUNK):
+            with pytest.raises(BudgetTooSmall, match=str(CHUNK // 2) if budget < CHUNK else "on its way to a device"):
+                store.checkout(0, into=live, memory_budget_bytes=budget)
+        assert not live["x"].any()
+        store.checkout(0, into=live, memory_budget_bytes=3 * CHUNK)
+        assert torch.equal(live["x"], numbers())
+
+
+def test_damage_leaves_no_copies_under_way(store, tmp_path):
+    store.commit({"x": numbers()}, step=0)
+    for pack in (tmp_path / "store" / "packs").rglob("*.pack"):
+        data = bytearray(pack.read_bytes())
+        data[4 * COUNT - 100] ^= 1
+        pack.write_bytes(data)
+    with FakeDevices() as devices:
+        lane, live = devices.lanes[0], {"x": devices.put(torch.zeros(COUNT))}
+        with pytest.raises(CorruptData):
+            store.checkout(0, into=live)
+        lane.train(live["x"].zero_)
+        lane.synchronize()
+        assert not live["x"].any()
