@@ -149,3 +149,26 @@ LEVELS = Comparison(
         Figure("checkout a later one, best to fast", _levels("checkout a later one", "best", "fast"), 1.5, more=False),
     ),
 )
+
+
+BARE = "bare copy"
+
+
+def _milliseconds(row: str) -> Callable[[Samples], float | None]:
+    return lambda samples: _scaled(samples.median(row, OWN), 1e3)
+
+
+CUDA = Comparison(
+    OWN,
+    BARE,
+    _the_time,
+    (
+        Figure(
+            "staging to the host, of the pinned copy's rate",
+            lambda s: ratio(s.median("all-new, no room", BARE), s.median("all-new, no room", OWN)),
+            0.9,
+        ),
+        Figure("unchanged", _milliseconds("unchanged"), 15, "ms", more=False),
+        Figure("all-new, room on the device", _milliseconds("all-new, room on the device"), 15, "ms", more=False),
+    ),
+)
