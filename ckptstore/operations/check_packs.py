@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ckptstore.catalog.base import ChunkLocation, PackRecord
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CkptStoreError, CorruptData, ObjectNotFound
+from ckptstore.chunkstore.grouping import groups
+from ckptstore.errors import CkptStoreError, ObjectNotFound
 from ckptstore.format import packs
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.footers import read_pack
 from ckptstore.operations.problem import Problem
 from ckptstore.storage.base import ObjectInfo
+
+_BATCH_BYTES = 16 << 20
+_BATCH_CHUNKS = 1024
 
 Check = Callable[[ChunkStore, PackRecord, ObjectInfo], Iterator[Problem]]
 
@@ -56,15 +60,27 @@ def check_data(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterat
     for frame, detail in packs.problems(data, pack.name):
         damaged.add(frame.digest if frame else b"")
         yield Problem(info.key, detail, frame.digest if frame else b"")
-    for digest in recorded.keys() - damaged:
-        yield from _check_chunk(chunks, info.key, data, recorded[digest])
+    left = [location for digest, location in recorded.items() if digest not in damaged]
+    for some in groups(left, lambda location: len(location.bases) * location.raw_length, _BATCH_BYTES, _BATCH_CHUNKS):
+        bases = dict(_readable(chunks, sorted({base for location in some for base in location.bases})))
+        for location in some:
+            if bases.keys() >= set(location.bases):  # otherwise it is told of the pack where that lies
+                yield from _check_chunk(chunks, info.key, data, location, [bases[base] for base in location.bases])
 
 
-def _check_chunk(chunks: ChunkStore, key: str, data: memoryview, location: ChunkLocation) -> Iterator[Problem]:
+def _readable(chunks: ChunkStore, digests: Sequence[bytes]) -> Iterator[tuple[bytes, memoryview]]:
+    """Those of the chunks that can be read, and their raw bytes."""
     try:
-        bases = chunks.raw(location.bases) if location.base else ()
-    except CorruptData:
-        return  # which is told of the pack where that lies
+        yield from zip(digests, chunks.raw(digests) if digests else (), strict=True)
+    except CkptStoreError:
+        if len(digests) > 1:
+            for digest in digests:
+                yield from _readable(chunks, [digest])
+
+
+def _check_chunk(
+    chunks: ChunkStore, key: str, data: memoryview, location: ChunkLocation, bases: Sequence[memoryview]
+) -> Iterator[Problem]:
     try:
         payload = chunks.payloads.opened(location, data[location.offset : location.offset + location.length])
         chunks.payloads.decode(location, payload, bases=bases)

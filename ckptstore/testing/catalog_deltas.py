@@ -69,7 +69,8 @@ class CatalogDeltasConformance:
         delete(catalog, "main", 0)
         assert collect(catalog)[1] == [below.name]
         session = catalog.open_session(LEASE)
-        assert packs_of(catalog, "x", "y", "b") == catalog.pin(session, [digest("x")]) == {}
+        assert packs_of(catalog, "x", "y", "b") == {}
+        assert catalog.pin(session, [digest("x")]) == {}
         make(catalog, new_commit(3, [again]))
         assert packs_of(catalog, "x") == {"x": above.name, "b": again.name}
 

@@ -21,7 +21,7 @@ GRAPHS = st.lists(st.tuples(st.integers(0, 5), LOCATIONS), max_size=20)
 
 def decodable(graph, within):
     """Every chunk that can be decoded, resting on nothing but what lies within."""
-    found = set()
+    found: set[bytes] = set()
     for _ in DIGESTS:
         found |= {one.digest for _, one in graph if all(base in found & within for base in one.bases)}
     return found
