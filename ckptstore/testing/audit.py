@@ -14,30 +14,50 @@ import torch
 
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.engine import Database
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.format.codecs import Level
 from ckptstore.format.keys import PREFIX
 from ckptstore.format.packs import pack_key
 from ckptstore.format.version import KEY
-from ckptstore.opening import CATALOG_FILE
+from ckptstore.opening import CATALOG_FILE, open_parts
+from ckptstore.operations.manifests import unheld_digests
 from ckptstore.storage import open_storage
 from ckptstore.storage.keys import TEMPORARY
 from ckptstore.store import Store, open_store
 from ckptstore.testing.equality import assert_same
 
-CHUNK_BYTES = 4096
-"""The setting under which the tensors of `state_of` have several chunks."""
+CHUNK_BYTES = 16384
+"""The setting under which some tensors of `state_of` have several chunks."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a store is; `catalog` and `storage_options` as `open` takes them."""
+    """Where a store is; `catalog` and `storage_options` as `open` takes them.
+
+    It is opened with `compression="best"` unless told otherwise, so that chunks rest on others wherever they can.
+    """
 
     url: str
     catalog: str | None = None
     storage_options: dict[str, Any] | None = None
 
-    def open(self, run: str = "main", **settings: Any) -> Store:
+    def open(self, run: str = "main", *, compression: Level = "best", **settings: Any) -> Store:
         """The store."""
-        return open_store(self.url, catalog=self.catalog, run=run, storage_options=self.storage_options, **settings)
+        place = {"catalog": self.catalog, "storage_options": self.storage_options}
+        return open_store(self.url, run=run, compression=compression, **(place | settings))
+
+    def parts(self, *, create: bool = False) -> ChunkStore:
+        """What the store is made of."""
+        return open_parts(
+            self.url,
+            catalog=self.catalog,
+            create=create,
+            read_only=False,
+            digest="xxh3_128",
+            chunk_bytes=CHUNK_BYTES,
+            compression="best",
+            storage_options=self.storage_options,
+        )
 
     @property
     def catalog_url(self) -> str:
@@ -55,17 +75,24 @@ def site_of(place: Place) -> Site:
 
 
 def state_of(run: str, step: int) -> dict[str, Any]:
-    """A state of 36 KiB that its address determines: a part that never changes, one that does now and then, one that
-    always does, a tie, and small leaves.
+    """A state of 84 KiB that its address determines: a part that never changes, one that does now and then, one that
+    always does, one that moves a little, a tie, and small leaves.
     """
     own = _noise(f"{run}@{step}", 8192)
+    model = {"frozen": _noise("frozen", 32768), "slow": _noise(f"slow {step // 4}", 8192), "own": own}
     return {
-        "model": {"frozen": _noise("frozen", 16384), "slow": _noise(f"slow {step // 4}", 8192), "own": own},
+        "model": model | {"drift": drifting(f"{run}@{step}")},
         "tied": own,
         "small": torch.tensor([float(step)]),
         "text": f"{run}@{step} " * 400,
         "step": step,
     }
+
+
+def drifting(address: str) -> torch.Tensor:
+    """Noise of 32 KiB that has little of its own, so that it rests on that of another address."""
+    own = _noise(address, 8192).view(torch.uint8).int()
+    return (_noise("drift", 32768).view(torch.int32) + own).view(torch.float32)
 
 
 def assert_exact(store: Store, run: str, step: int) -> None:
@@ -84,7 +111,24 @@ def assert_whole(place: Place, needed: Iterable[tuple[str, int]] = ()) -> set[tu
             assert_exact(store, run, step)
         report = store.verify()
     assert report.ok, report.problems
+    assert_held(site)
     return live
+
+
+def assert_held(place: Place) -> None:
+    """No commit lacks a chunk, but what it is known to have lost."""
+    parts = site_of(place).parts()
+    with closing(parts.catalog):
+        lost = {(commit, digest) for digest, commits in parts.catalog.lost().items() for commit in commits}
+        assert unheld(parts) == lost
+
+
+def unheld(chunks: ChunkStore) -> set[tuple[str, bytes]]:
+    """Commit id and digest, of what a commit cannot decode from the packs it needs, resting on nothing but chunks that
+    its document tells.
+    """
+    commits = chunks.catalog.commits(deleted=True)
+    return {(commit.id, digest) for commit in commits for digest in unheld_digests(chunks, commit.id)}
 
 
 def assert_nothing_leaked(place: Place) -> None:

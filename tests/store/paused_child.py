@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import ckptstore
-from ckptstore.chunkstore import ChunkStore
-from ckptstore.opening import open_parts
 from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
-from ckptstore.testing.audit import CHUNK_BYTES, Site, state_of
+from ckptstore.testing.audit import Site, state_of
 
 
 class Pausing(Intercepted):
@@ -34,18 +33,9 @@ class Pausing(Intercepted):
 
 
 def main(site, n, after):
-    place = Site(**site)
-    parts = open_parts(
-        place.url,
-        catalog=place.catalog,
-        create=False,
-        read_only=False,
-        digest="xxh3_128",
-        chunk_bytes=CHUNK_BYTES,
-        storage_options=place.storage_options,
-    )
+    parts = Site(**site).parts()
     pausing = Pausing(parts.storage, n, after=after)
-    with Store(ChunkStore(pausing, parts.catalog, parts.config), "main") as store:
+    with Store(replace(parts, storage=pausing), "main") as store:
         try:
             store.commit(state_of("main", 7), step=7)
         except ckptstore.CkptStoreError as error:

@@ -7,14 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-import ckptstore
-from ckptstore.chunkstore import ChunkStore
-from ckptstore.opening import open_parts
 from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
@@ -81,7 +78,7 @@ def test_of_processes_that_commit_something_else_to_one_step_one_wins(tmp_path, 
     losers = [came for _, _, came in results if came is not None]
     assert len(winners) == 1
     assert all(came.startswith("StepExists: step 7 of run 'main'") for came in losers)
-    with ckptstore.open(tmp_path / "store") as store:
+    with site_of(tmp_path / "store").open() as store:
         assert store.read(7, "step") == winners[0]
         assert store.verify().ok
     assert_nothing_leaked(tmp_path / "store")
@@ -129,21 +126,13 @@ class Interrupted(Intercepted):
 
 
 def interrupted_store(place, verb, act, run="main"):
-    parts = open_parts(
-        place,
-        catalog=None,
-        create=True,
-        read_only=False,
-        digest="xxh3_128",
-        chunk_bytes=CHUNK_BYTES,
-        storage_options={},
-    )
-    return Store(ChunkStore(Interrupted(parts.storage, verb, act), parts.catalog, parts.config), run)
+    parts = site_of(place).parts(create=True)
+    return Store(replace(parts, storage=Interrupted(parts.storage, verb, act)), run)
 
 
 def test_a_reader_goes_on_when_gc_takes_the_copy_it_was_reading(tmp_path):
     place, state = tmp_path / "store", state_of("main", 0)
-    later = ckptstore.open(place, run="later", chunk_bytes=CHUNK_BYTES)
+    later = site_of(place).open(run="later", chunk_bytes=CHUNK_BYTES)
     with interrupted_store(place, "put", lambda: later.commit(state, step=0), "earlier") as earlier:
         earlier.commit(state, step=0)
     assert later.stats().packs == {"live": 2}
@@ -159,7 +148,7 @@ def test_a_reader_goes_on_when_gc_takes_the_copy_it_was_reading(tmp_path):
 
 
 def test_threads_share_a_store(tmp_path):
-    with ckptstore.open(tmp_path / "store", chunk_bytes=CHUNK_BYTES) as store:
+    with site_of(tmp_path / "store").open(chunk_bytes=CHUNK_BYTES) as store:
 
         def work(number):
             run = f"run {number}"
@@ -176,7 +165,7 @@ def test_threads_share_a_store(tmp_path):
 
 
 def test_threads_commit_in_the_background_of_one_store(tmp_path):
-    with ckptstore.open(tmp_path / "store", chunk_bytes=CHUNK_BYTES) as store:
+    with site_of(tmp_path / "store").open(chunk_bytes=CHUNK_BYTES) as store:
         together(lambda number: store.commit_async(state_of("main", number), step=number).result(), 8)
     assert assert_whole(tmp_path / "store") == {("main", number) for number in range(8)}
     assert_nothing_leaked(tmp_path / "store")
@@ -194,7 +183,7 @@ from ckptstore.testing.audit import (
     site_of,
     state_of,
 )
-store = ckptstore.open(sys.argv[1], chunk_bytes=4096)
+store = ckptstore.open(sys.argv[1], chunk_bytes=CHUNK_BYTES, compression="best")
 store.commit(state_of("main", 0), step=0)
 store.checkout(0)
 child = os.fork()
@@ -211,7 +200,7 @@ if child:
 
 
 def test_a_store_left_open_across_its_own_commits_sees_those_of_others(tmp_path):
-    with ckptstore.open(tmp_path / "store") as one, ckptstore.open(tmp_path / "store") as other:
+    with site_of(tmp_path / "store").open() as one, site_of(tmp_path / "store").open() as other:
         one.commit({"x": 1}, step=1)
         assert other.latest() == 1
         other.commit({"x": 2}, step=2)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-import ckptstore
 from ckptstore.testing.audit import CHUNK_BYTES, Site, assert_nothing_leaked, assert_whole, site_of, state_of
 
 KILLS = 250
@@ -136,7 +135,7 @@ def test_a_store_whose_founder_was_killed_opens(tmp_path, nursery):
     for seed in range(KILLS_WHILE_FOUNDING):
         place = tmp_path / str(seed)
         nursery.life(place, seed, random.Random(seed).uniform(0, 0.02), working=False)
-        with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+        with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
             store.commit(state_of("third", 7), step=7, run="third")
         assert ("third", 7) in assert_whole(place)
         assert_nothing_leaked(place)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 import ckptstore
-from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CatalogError, CkptStoreError
-from ckptstore.opening import open_parts
 from ckptstore.store import Store
-from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, state_of
+from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, site_of, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import FailNth
@@ -25,7 +24,7 @@ KEPT = {("main", 2), ("main", 3)}
 def template(tmp_path_factory):
     """Steps 2 and 3 live, 0 deleted, 1 purged."""
     place = tmp_path_factory.mktemp("faults") / "store"
-    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
         for step in range(4):
             store.commit(state_of("main", step), step=step)
         store.delete(1)
@@ -101,18 +100,16 @@ ADDED = {"commit": {("main", 4)}, "commit_in_background": {("main", 4)}, "restor
 
 def fail_storage(parts, n, after):
     storage = FailNth(parts.storage, n, after=after)
-    return ChunkStore(storage, parts.catalog, parts.config), storage
+    return replace(parts, storage=storage), storage
 
 
 def fail_catalog(parts, n, after):
     catalog, counter = failing_catalog(parts.catalog, n, after=after)
-    return ChunkStore(parts.storage, catalog, parts.config), counter
+    return replace(parts, catalog=catalog), counter
 
 
 def parts_of(place):
-    return open_parts(
-        place, catalog=None, create=False, read_only=False, digest="xxh3_128", chunk_bytes=4096, storage_options=None
-    )
+    return site_of(place).parts()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -125,7 +122,7 @@ def test_fail_the_nth(template, tmp_path, name, fail, after):
         shutil.copytree(template, place)
         failed = try_once(place, act, partial(fail, n=n, after=after))
         assert KEPT - gone(name) <= assert_whole(place)
-        with ckptstore.open(place) as store:
+        with site_of(place).open() as store:
             act(store)
         expected = KEPT - gone(name) | ADDED.get(name, set())
         assert assert_whole(place) == expected
@@ -162,7 +159,7 @@ def test_an_interrupt_is_not_lost_when_the_catalog_fails_too(template, tmp_path,
 
     place = shutil.copytree(template, tmp_path / "store")
     parts = parts_of(place)
-    interrupted = ChunkStore(FailNth(parts.storage, n, KeyboardInterrupt()), parts.catalog, parts.config)
+    interrupted = replace(parts, storage=FailNth(parts.storage, n, KeyboardInterrupt()))
     with Store(interrupted, "main") as store, monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(type(parts.catalog), "end_session", end_session)
         commit(store)

@@ -16,7 +16,15 @@ import torch
 
 import ckptstore
 from ckptstore.errors import StorageFull
-from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, files, state_of
+from ckptstore.testing.audit import (
+    CHUNK_BYTES,
+    assert_exact,
+    assert_nothing_leaked,
+    assert_whole,
+    files,
+    site_of,
+    state_of,
+)
 
 KEPT = {("main", 2), ("main", 3)}
 PAGE = 4096
@@ -70,7 +78,7 @@ def small_disk(disks):
 def template(tmp_path_factory):
     """Steps 2 and 3."""
     place = tmp_path_factory.mktemp("full") / "store"
-    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
         for _, step in sorted(KEPT):
             store.commit(state_of("main", step), step=step)
     return place
@@ -90,7 +98,7 @@ class Life:
 
     def go_on(self):
         """All of it, whatever fails on the way."""
-        with self._may_be_full(), ckptstore.open(self.place, chunk_bytes=CHUNK_BYTES) as store:
+        with self._may_be_full(), site_of(self.place).open(chunk_bytes=CHUNK_BYTES) as store:
             for step in (1, 2):
                 self._commit(store, step)
             self._collect(store)
@@ -130,7 +138,7 @@ def live_and_see(disk):
     live = assert_whole(life.place, life.certain)
     assert live <= life.committed
     assert_nothing_leaked(life.place)
-    with ckptstore.open(life.place) as store:
+    with site_of(life.place).open() as store:
         store.commit(state_of("main", 9), step=9)
     assert assert_whole(life.place) == live | {("main", 9)}
     return life.failed
@@ -158,7 +166,7 @@ def test_a_disk_that_is_full_at_some_system_call(template, tmp_path, monkeypatch
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(*args)
 
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         before = files(place)
         with monkeypatch.context() as patch:
             patch.setattr(os, call, full)
@@ -172,7 +180,7 @@ def test_a_disk_that_is_full_at_some_system_call(template, tmp_path, monkeypatch
 
 def test_a_full_disk(small_disk):
     place = small_disk / "store"
-    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
         store.commit({"large": torch.rand(150_000)}, step=0)
         store.commit(state_of("main", 1), step=1)
         (small_disk / "foreign").write_bytes(bytes(free(small_disk) - 300_000))
@@ -194,13 +202,13 @@ def fill(disk):
 def test_a_disk_without_a_byte_left_can_be_read(small_disk):
     place = small_disk / "store"
     done = set()
-    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store, pytest.raises(StorageFull):
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store, pytest.raises(StorageFull):
         for step in itertools.count(1):
             store.commit(state_of("main", step), step=step)
             done.add(("main", step))
     fill(small_disk)
     assert assert_whole(place) == done
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         store.steps()
         fill(small_disk)
         with pytest.raises(StorageFull, match="make room"):

@@ -6,6 +6,7 @@ import os
 import shutil
 import uuid
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,8 @@ import torch
 
 import ckptstore
 from ckptstore.catalog.catalog import open_catalog
-from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, InvalidArgument
 from ckptstore.format.packs import pack_key
-from ckptstore.opening import open_parts
 from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
@@ -25,6 +24,7 @@ from ckptstore.testing.audit import (
     assert_whole,
     expire_sessions,
     files,
+    site_of,
     state_of,
 )
 from ckptstore.testing.equality import assert_same
@@ -69,7 +69,7 @@ def test_a_wasteful_pack_is_rewritten(site):
 @pytest.fixture
 def place(tmp_path):
     place = tmp_path / "store"
-    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
         store.commit(state(*range(BLOCKS)), step=0)
         store.commit(state(0, 100), step=1)
         store.delete(0)
@@ -78,7 +78,7 @@ def place(tmp_path):
 
 
 def test_small_chunks_are_not_rewritten_for_ever(tmp_path):
-    with ckptstore.open(tmp_path / "store") as store:
+    with site_of(tmp_path / "store").open() as store:
         store.commit({str(number): torch.arange(10) + number for number in range(50)}, step=0)
         store.gc(grace=0)
         plan = store.plan_gc(grace=0)
@@ -87,9 +87,7 @@ def test_small_chunks_are_not_rewritten_for_ever(tmp_path):
 
 
 def parts_of(place):
-    return open_parts(
-        place, catalog=None, create=False, read_only=False, digest="xxh3_128", chunk_bytes=4096, storage_options=None
-    )
+    return site_of(place).parts()
 
 
 class Meanwhile(Intercepted):
@@ -113,18 +111,18 @@ def gc_meanwhile(place, verb, act):
         plan = store.plan_gc(grace=0)
     assert plan.rewrite
     storage = Meanwhile(parts.storage, verb, act)
-    with Store(ChunkStore(storage, parts.catalog, parts.config), "main") as store:
+    with Store(replace(parts, storage=storage), "main") as store:
         return store.gc(grace=0)
 
 
 @pytest.mark.parametrize("verb", ["get_ranges", "put"])
 def test_a_commit_that_comes_in_between_keeps_the_old_pack(place, verb):
     def commit():
-        with ckptstore.open(place) as other:
+        with site_of(place).open() as other:
             other.commit(state(5, 6), step=2)
 
     gc_meanwhile(place, verb, commit)
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         for step, numbers in ((1, (0, 100)), (2, (5, 6))):
             assert_same(store.checkout(step), state(*numbers))
         assert store.verify().ok
@@ -137,12 +135,12 @@ def test_a_commit_that_comes_in_between_keeps_the_old_pack(place, verb):
 @pytest.mark.parametrize("verb", ["get_ranges", "put"])
 def test_a_deletion_that_comes_in_between(place, verb):
     def drop():
-        with ckptstore.open(place) as other:
+        with site_of(place).open() as other:
             other.delete(1)
             other.gc(grace=0)
 
     gc_meanwhile(place, verb, drop)
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         assert store.steps() == []
     assert_nothing_leaked(place)
     assert files(place) == {"ckptstore.json"}
@@ -151,11 +149,11 @@ def test_a_deletion_that_comes_in_between(place, verb):
 @pytest.mark.parametrize("verb", ["get_ranges", "put"])
 def test_two_rewrite_at_once(place, verb):
     def rewrite():
-        with ckptstore.open(place) as other:
+        with site_of(place).open() as other:
             other.gc(grace=0)
 
     gc_meanwhile(place, verb, rewrite)
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         assert_same(store.checkout(1), state(0, 100))
         assert store.verify().ok
     assert_nothing_leaked(place)
@@ -163,12 +161,12 @@ def test_two_rewrite_at_once(place, verb):
 
 def test_a_reader_of_the_old_pack_goes_on(place):
     def rewrite():
-        with ckptstore.open(place) as other:
+        with site_of(place).open() as other:
             assert other.gc(grace=0).rewritten == 1
 
     parts = parts_of(place)
     storage = Meanwhile(parts.storage, "get_ranges", rewrite)
-    with Store(ChunkStore(storage, parts.catalog, parts.config), "main") as store:
+    with Store(replace(parts, storage=storage), "main") as store:
         assert_same(store.checkout(1), state(0, 100))
     assert storage.act is None
 
@@ -178,13 +176,13 @@ def test_a_reader_of_the_old_pack_goes_on(place):
 def test_an_interrupted_rewriting_is_begun_again(place, n, after):
     parts = parts_of(place)
     storage = FailNth(parts.storage, n, after=after)
-    with Store(ChunkStore(storage, parts.catalog, parts.config), "main") as store:
+    with Store(replace(parts, storage=storage), "main") as store:
         try:
             store.gc(grace=0)
         except ckptstore.StorageError:
             assert storage.failed
-        assert_same(ckptstore.open(place).checkout(1), state(0, 100))
-    with ckptstore.open(place) as store:
+        assert_same(site_of(place).open().checkout(1), state(0, 100))
+    with site_of(place).open() as store:
         store.gc(grace=0)
         assert store.plan_gc(grace=0).rewrite == ()
         assert store.stats().stored_bytes < 3 * 81_920
@@ -193,7 +191,7 @@ def test_an_interrupted_rewriting_is_begun_again(place, n, after):
 
 
 def test_a_damaged_wasteful_pack_does_not_stop_gc(place):
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         (name,) = store.plan_gc(grace=0).rewrite
         path = place / pack_key(name)
         path.write_bytes(bytes(path.stat().st_size))
@@ -215,7 +213,7 @@ def late_writer(place):
         document = f"manifests/main/000000000009.{uuid.uuid4().hex}.manifest"
         catalog.reserve(session, [pack], document)
         expire_sessions(place)
-        with ckptstore.open(place) as store:
+        with site_of(place).open() as store:
             store.gc(grace=0)
         storage.put(pack_key(pack), [b"late"])
         storage.put(document, [b"late"])
@@ -224,7 +222,7 @@ def late_writer(place):
 
 def test_what_a_late_writer_left_is_swept(place):
     late = late_writer(place)
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         store.gc(grace=0)
         assert late <= files(place)
         plan = store.plan_gc(grace=0, sweep=True)
@@ -241,7 +239,7 @@ def test_what_nobody_knows_of_is_swept_after_a_day(place):
     for key in (pack, document, "packs/README", "manifests/README"):
         (place / key).parent.mkdir(parents=True, exist_ok=True)
         (place / key).write_bytes(b"who knows")
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         store.gc(grace=0, sweep=True)
         assert {pack, document} <= files(place)
         for key in (pack, document, "packs/README", "manifests/README"):
@@ -256,10 +254,10 @@ def test_what_nobody_knows_of_is_swept_after_a_day(place):
 
 def test_nothing_is_swept_when_the_catalog_is_older_than_the_storage(tmp_path):
     place = tmp_path / "store"
-    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
         store.commit(state_of("main", 0), step=0)
     shutil.copy(place / "catalog.sqlite", tmp_path / "older.sqlite")
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         store.commit(state_of("main", 1), step=1)
     for path in place.glob("catalog.sqlite*"):
         path.unlink()
@@ -267,7 +265,7 @@ def test_nothing_is_swept_when_the_catalog_is_older_than_the_storage(tmp_path):
     for path in place.rglob("*"):
         os.utime(path, (0, 0))
     before = files(place)
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         assert store.steps() == [0]
         with pytest.raises(GcRefused, match=r"manifests/main/000000000001.*older than the storage: rebuild"):
             store.gc(grace=0, sweep=True)
@@ -287,18 +285,18 @@ def rebuilt(place):
 
 
 def test_a_deleted_commit_that_a_rebuild_left_out_is_swept(place):
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         store.delete(1)
         store.commit(state(0, 200), step=1)
     assert len(rebuilt(place).left_out) == 1
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         assert store.gc(grace=0, sweep=True).purged == 1
         assert_same(store.checkout(1), state(0, 200))
     assert_nothing_leaked(place)
 
 
 def test_a_damaged_commit_that_a_rebuild_left_out_is_not_swept(place):
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         store.commit(state(300), step=2)
         [pack] = parts_of(place).catalog.packs(store.find(2).id)
     path = place / pack_key(pack.name)
@@ -306,7 +304,7 @@ def test_a_damaged_commit_that_a_rebuild_left_out_is_not_swept(place):
     path.write_bytes(whole[: len(whole) // 2])
     rebuilt(place)
     before = files(place)
-    with ckptstore.open(place) as store, pytest.raises(GcRefused, match=r"000000000002.* is a damaged commit"):
+    with site_of(place).open() as store, pytest.raises(GcRefused, match=r"000000000002.* is a damaged commit"):
         store.gc(grace=0, sweep=True)
     assert files(place) == before
     path.write_bytes(whole)
@@ -317,20 +315,20 @@ def test_a_damaged_commit_that_a_rebuild_left_out_is_not_swept(place):
 def test_an_older_catalog_does_not_believe_the_clocks(tmp_path, monkeypatch):
     """The step was made anew by somebody whose clock was late."""
     place = tmp_path / "store"
-    with ckptstore.open(place, chunk_bytes=CHUNK_BYTES) as store:
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
         store.commit(state(0), step=0)
     shutil.copy(place / "catalog.sqlite", tmp_path / "older.sqlite")
-    with ckptstore.open(place) as store, monkeypatch.context() as late:
+    with site_of(place).open() as store, monkeypatch.context() as late:
         store.delete(0)
         late.setattr("time.time", lambda: 1e9)
         store.commit(state(1), step=0)
     shutil.copy(tmp_path / "older.sqlite", place / "catalog.sqlite")
-    with ckptstore.open(place) as store, pytest.raises(GcRefused, match="older than the storage"):
+    with site_of(place).open() as store, pytest.raises(GcRefused, match="older than the storage"):
         store.gc(grace=0, sweep=True)
 
 
 def assert_readable(place, step, expected):
-    with ckptstore.open(place) as store:
+    with site_of(place).open() as store:
         assert_same(store.checkout(step), expected)
         return store.verify().ok
 
@@ -339,7 +337,7 @@ def assert_readable(place, step, expected):
 
 
 def test_more_than_a_share_is_not_dropped_unseen(tmp_path):
-    with ckptstore.open(tmp_path / "store") as store:
+    with site_of(tmp_path / "store").open() as store:
         for step in range(20):
             store.commit({"step": step}, step=step)
         with pytest.raises(GcRefused, match=r"delete 19 of 20 commits of run 'main', more than the share of 0.9"):
@@ -357,7 +355,7 @@ def test_more_than_a_share_is_not_dropped_unseen(tmp_path):
 
 
 def test_a_plan_that_was_seen_is_executed(tmp_path):
-    with ckptstore.open(tmp_path / "store") as store:
+    with site_of(tmp_path / "store").open() as store:
         for step in range(20):
             store.commit({"step": step}, step=step)
         store.plan_gc(ckptstore.KeepLast(1)).execute()

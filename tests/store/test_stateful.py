@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import uuid
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 import ckptstore
 from ckptstore.catalog.catalog import open_catalog
-from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, StepExists, StepProtected, StorageError
 from ckptstore.format.packs import pack_key
-from ckptstore.opening import open_parts
 from ckptstore.store import Store
-from ckptstore.testing.audit import Site, assert_nothing_leaked, expire_sessions, files, needed_files
+from ckptstore.testing.audit import (
+    CHUNK_BYTES,
+    Site,
+    assert_nothing_leaked,
+    drifting,
+    expire_sessions,
+    files,
+    needed_files,
+    unheld,
+)
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import FailNth
 
@@ -30,7 +37,7 @@ TAGS = st.sampled_from(["best", "good"])
 
 
 def state_of(content):
-    first, second = (torch.arange(1000) * (number + 1) for number in content)
+    first, second = (drifting(f"{name} {number}") for name, number in zip("ab", content, strict=True))
     return {"first": first, "inner": {"second": second, "tie": first}, "content": content}
 
 
@@ -38,7 +45,8 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self, site):
         super().__init__()
         self.site = site
-        self.store = site.open(chunk_bytes=4096)
+        self.store = site.open(chunk_bytes=CHUNK_BYTES)
+        self.parts = site.parts()
         self.live: dict[int, tuple[int, int]] = {}
         self.deleted: list[tuple[int, tuple[int, int]]] = []
         self.tags: dict[str, int] = {}
@@ -48,6 +56,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert_nothing_leaked(self.site)
         self.nothing_is_lost()
         self.store.close()
+        self.parts.catalog.close()
 
     @rule(step=STEPS, content=CONTENTS, in_background=st.booleans())
     def commit(self, step, content, in_background):
@@ -91,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.abandoned = False
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), start=st.integers(0, 1000), length=st.integers(0, 1000))
+    @rule(data=st.data(), start=st.integers(0, 8192), length=st.integers(0, 8192))
     def read(self, data, start, length):
         step = data.draw(st.sampled_from(sorted(self.live)))
         part = slice(start, start + length)
@@ -172,6 +181,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert_same(self.store.checkout(step), state_of(content))
         report = self.store.verify()  # also of what can be restored
         assert report.ok, report.problems
+        assert unheld(self.parts) == set()
 
     @invariant()
     def nothing_is_leaked(self):
@@ -188,19 +198,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def failing_store(self, n, after, ignored=()):
         """A store on the same place whose nth storage operation that changes something fails."""
-        parts = open_parts(
-            self.site.url,
-            catalog=self.site.catalog,
-            create=False,
-            read_only=False,
-            digest="xxh3_128",
-            chunk_bytes=4096,
-            storage_options=self.site.storage_options,
-        )
+        parts = self.site.parts()
         for name in ignored:
             setattr(parts.catalog, name, lambda *_: None)
         storage = FailNth(parts.storage, n, after=after, verbs=frozenset({"put", "delete"}))
-        return Store(ChunkStore(storage, parts.catalog, parts.config, parts.sealer), RUN)
+        return Store(replace(parts, storage=storage), RUN)
 
 
 @pytest.mark.timeout(900)  # shrinking a failure takes minutes
@@ -223,7 +225,7 @@ def test_random_use_of_an_encrypted_store(tmp_path, catalogs, monkeypatch):
 
     def site():
         made = Site(str(tmp_path / uuid.uuid4().hex), catalogs())
-        made.open(chunk_bytes=4096, encrypt=True).close()
+        made.open(chunk_bytes=CHUNK_BYTES, encrypt=True).close()
         return made
 
     run_state_machine_as_test(
