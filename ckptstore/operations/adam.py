@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -43,23 +43,23 @@ class Trained:
                 self._roles |= {path: (recipe, kind) for path, kind in roles.items()}
         self._steps = cache(lambda recipe: steps_between(lineage.entries, entries, recipe))
 
-    def order(self, counts: Mapping[str, int]) -> list[str]:
-        """The path of each chunk, in the order of writing: a chunk stands behind the new ones that it was made of."""
-        recipes = dict.fromkeys(recipe for recipe, _ in self._roles.values())
-        made = [path for it in recipes for path in [it.first, it.second, it.weight] * counts[it.weight]]
-        return made + [path for path, count in counts.items() if path not in self._roles for _ in range(count)]
+    def order(self, numbers: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
+        """Path and number of each chunk, in the order of writing: one stands behind the new ones it was made of."""
+        made: list[tuple[str, int]] = []
+        for recipe in dict.fromkeys(recipe for recipe, _ in self._roles.values()):
+            paths = recipe.first, recipe.second, recipe.weight
+            places = sorted((number, place) for place, path in enumerate(paths) for number in numbers[path])
+            made += [(paths[place], number) for number, place in places]
+        return made + [(path, number) for path, here in numbers.items() if path not in self._roles for number in here]
 
-    def related(self, path: str, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The chunks of a leaf, each with what it was made of."""
+    def related(self, path: str, number: int, piece: Piece) -> Piece:
+        """A chunk of a leaf with what it was made of."""
         recipe, kind = self._roles.get(path, (None, None))
-        for number, piece in enumerate(pieces):
-            if recipe is None:
-                yield piece
-            elif kind is None:
-                yield piece._replace(goes_on=True)
-            else:
-                made = partial(self._made, recipe, kind, number)
-                yield piece._replace(made=made, goes_on=kind is Kind.SECOND)
+        if recipe is None:
+            return piece
+        if kind is None:
+            return piece._replace(goes_on=True)
+        return piece._replace(made=partial(self._made, recipe, kind, number), goes_on=kind is Kind.SECOND)
 
     def _made(self, recipe: Recipe, kind: Kind, number: int) -> Made | None:
         steps = self._steps(recipe)

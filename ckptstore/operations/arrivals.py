@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, islice, pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, pairwise
 
 from ckptstore.chunkstore import ChunkWriter
 from ckptstore.format.grid import Grid
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.prints import Span
 
+Arrival = tuple[int, memoryview, bool]
+"""The number of a chunk, its bytes, and whether these are a copy for us alone."""
+
 
 class Arrivals:
-    """Of leaves with the grids of their chunks, in the order in which their chunks are asked for."""
+    """Of some leaves, by path, with the grids of their chunks."""
 
-    def __init__(self, writer: ChunkWriter, grids: Mapping[DeviceLeaf, Grid]) -> None:
-        self._spans = {leaf: _spans(leaf, grid) for leaf, grid in grids.items()}
-        known = (leaf.digests.get(span) for leaf, spans in self._spans.items() for span in spans)
-        self._held = writer.rely_on([digest for digest in known if digest is not None])
-        self._missing = {leaf: self._numbers(leaf) for leaf in grids}
-        wanted = ((leaf, self._spans[leaf][number]) for leaf in grids for number in self._missing[leaf])
+    def __init__(self, writer: ChunkWriter, leaves: Mapping[str, tuple[DeviceLeaf, Grid]]) -> None:
+        self._leaves = {path: leaf for path, (leaf, _) in leaves.items()}
+        self._spans = {path: _spans(leaf, grid) for path, (leaf, grid) in leaves.items()}
+        known = {path: [leaf.digests.get(span) for span in self._spans[path]] for path, leaf in self._leaves.items()}
+        told = [digest for digests in known.values() for digest in digests if digest is not None]
+        held = writer.rely_on(told)
+        self._known = {path: [it if it in held else None for it in digests] for path, digests in known.items()}
+        self._contents: Iterator[memoryview] = iter(())
+
+    def missing(self, path: str) -> list[int]:
+        """Numbers of a leaf's chunks that the store is not known to hold."""
+        return [number for number, digest in enumerate(self._known.get(path, ())) if digest is None]
+
+    def begin(self, order: Iterable[tuple[str, int]]) -> None:
+        """Send them on their way; the order is that of all leaves' chunks, by path and number."""
+        wanted = [(self._leaves[path], self._spans[path][number]) for path, number in order if path in self._leaves]
         self._contents = bring_all(wanted)
 
-    def missing(self, leaf: DeviceLeaf) -> Sequence[int]:
-        """Numbers of the chunks that the store is not known to hold."""
-        return self._missing[leaf]
+    def of(self, path: str) -> Iterator[Arrival]:
+        """Those of a leaf. Leaves take turns in the order that `begin` was told."""
+        for number in self.missing(path):
+            yield number, next(self._contents), not self._leaves[path].shadow.on_host
 
-    def next(self) -> memoryview:
-        """The bytes of the next one of these."""
-        return next(self._contents)
-
-    def digests(self, leaf: DeviceLeaf, written: Iterator[bytes]) -> bytes:
-        """Those of all chunks, one after the other; `written` tells those of the missing ones. The leaf learns them."""
-        missing = [self._spans[leaf][number] for number in self._missing[leaf]]
-        leaf.digests.update(zip(missing, islice(written, len(missing)), strict=True))
-        return b"".join(leaf.digests[span] for span in self._spans[leaf])
-
-    def _numbers(self, leaf: DeviceLeaf) -> list[int]:
-        spans = self._spans[leaf]
-        return [number for number, span in enumerate(spans) if leaf.digests.get(span) not in self._held]
+    def name(self, written: dict[str, list[bytes]]) -> None:
+        """Add the digests of the chunks that were not missing to those that were, and let the leaves learn them."""
+        for path, known in self._known.items():
+            rest = iter(written[path])
+            written[path] = [next(rest) if digest is None else digest for digest in known]
+            self._leaves[path].digests.update(zip(self._spans[path], written[path], strict=True))
 
 
 def _spans(leaf: DeviceLeaf, grid: Grid) -> list[Span]:

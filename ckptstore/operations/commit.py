@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from ckptstore.format.codecs import BYTES
 from ckptstore.format.grid import Grid, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, Value, ValueEntry, logical_bytes
 from ckptstore.operations.adam import Trained
-from ckptstore.operations.arrivals import Arrivals
+from ckptstore.operations.arrivals import Arrival, Arrivals
 from ckptstore.operations.history import Draft
 from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.session import writing_session
@@ -168,14 +168,19 @@ class _Planned:
     entry: Entry
     grid: Grid | None
 
-    def pieces(self, base: Callable[[Entry, int], bytes], arrivals: Arrivals) -> Iterator[Piece]:
-        """Its chunks, but not those that the store is known to hold; `base` knows what they may rest on."""
+    def numbers(self, missing: Sequence[int]) -> Sequence[int]:
+        """Of its pieces, which on a device are those of the chunks that are missing in the store."""
+        if isinstance(self.leaf, DeviceLeaf):
+            return missing
+        return range(len(self.grid)) if self.grid is not None else ()
+
+    def pieces(self, base: Callable[[Entry, int], bytes], arriving: Iterable[Arrival]) -> Iterator[Piece]:
+        """Its chunks, those from a device as they arrive; `base` knows what they may rest on."""
         if self.grid is None:
             return
         if isinstance(self.leaf, DeviceLeaf):
-            for number in arrivals.missing(self.leaf):
-                data = arrivals.next()
-                yield Piece(data, not self.leaf.shadow.on_host, self.leaf.form, partial(base, self.entry, number))
+            for number, data, copied in arriving:
+                yield Piece(data, copied, self.leaf.form, partial(base, self.entry, number))
             return
         array = self.leaf.tensor if isinstance(self.leaf, TensorLeaf) else np.frombuffer(self.leaf, np.uint8)
         form = self.leaf.form if isinstance(self.leaf, TensorLeaf) else BYTES
@@ -189,18 +194,6 @@ class _Planned:
                 yield Piece(data, loan is not None, form, partial(base, self.entry, number), loan)
             at += size
 
-    def count(self, arrivals: Arrivals) -> int:
-        """How many pieces there are."""
-        if isinstance(self.leaf, DeviceLeaf) and self.grid is not None:
-            return len(arrivals.missing(self.leaf))
-        return 0 if self.grid is None else len(self.grid)
-
-    def digests(self, written: list[bytes], arrivals: Arrivals) -> bytes:
-        """Those of all chunks, one after the other; `written` are those of its pieces."""
-        if isinstance(self.leaf, DeviceLeaf) and self.grid is not None:
-            return arrivals.digests(self.leaf, iter(written))
-        return b"".join(written)
-
     def _borrowed(self, plain: memoryview, start: int, stop: int) -> tuple[memoryview, Loan | None]:
         if isinstance(self.leaf, LiveLeaf):
             return self.leaf.lender.borrow(start, stop)
@@ -213,18 +206,22 @@ def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: 
     planned = {path: _plan(leaf, most) for path, leaf in flat.leaves.items() if path not in repeated}
     recipes = find_recipes(flat) if chunks.compression == "best" else []
     trained = Trained(recipes, {path: item.entry for path, item in planned.items()}, lineage)
-    grids = ((item.leaf, item.grid) for item in planned.values() if item.grid is not None)
-    arrivals = Arrivals(writer, {leaf: grid for leaf, grid in grids if isinstance(leaf, DeviceLeaf)})
-    order = trained.order({path: item.count(arrivals) for path, item in planned.items()})
-    pieces = {
-        path: trained.related(path, item.pieces(partial(lineage.base, path), arrivals))
-        for path, item in planned.items()
-    }
-    written: dict[str, list[bytes]] = {path: [] for path in planned}
-    for path, digest in zip(order, writer.write(next(pieces[path]) for path in order), strict=True):
-        written[path].append(digest)
-    made = {path: replace(item.entry, chunks=item.digests(written[path], arrivals)) for path, item in planned.items()}
+    arrivals = Arrivals(writer, _on_devices(planned))
+    order = trained.order({path: item.numbers(arrivals.missing(path)) for path, item in planned.items()})
+    arrivals.begin(order)
+    pieces = {path: item.pieces(partial(lineage.base, path), arrivals.of(path)) for path, item in planned.items()}
+    written = writer.write(trained.related(path, number, next(pieces[path])) for path, number in order)
+    held: dict[str, list[bytes]] = {path: [] for path in planned}
+    for (path, _), digest in zip(order, written, strict=True):
+        held[path].append(digest)
+    arrivals.name(held)
+    made = {path: replace(item.entry, chunks=b"".join(held[path])) for path, item in planned.items()}
     return Manifest({path: made[repeated.get(path, path)] for path in flat.leaves}, flat.containers, flat.aliases)
+
+
+def _on_devices(planned: Mapping[str, _Planned]) -> dict[str, tuple[DeviceLeaf, Grid]]:
+    leaves = ((path, item.leaf, item.grid) for path, item in planned.items())
+    return {path: (leaf, grid) for path, leaf, grid in leaves if isinstance(leaf, DeviceLeaf) and grid is not None}
 
 
 def _plan(leaf: TensorLeaf | Value, most: int) -> _Planned:

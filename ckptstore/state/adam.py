@@ -45,7 +45,7 @@ def find_recipes(flat: Flat) -> list[Recipe]:
     places: dict[Hashable, str] = {}
     for path, leaf in flat.leaves.items():
         if isinstance(leaf, TensorLeaf) and leaf.nbytes:
-            places.setdefault(same_place(leaf.tensor), path)
+            places.setdefault(leaf.place(), path)
     return [recipe for path, optimizer in optimizers.items() for recipe in _of_optimizer(optimizer, path, places)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +26,18 @@ class DeviceLeaf(TensorLeaf):
         shadow: the bytes, once `ready` has come.
         ready: says so.
         lane: the way to them.
+        live: where the tensor lay.
         digests: what the store calls ranges of these very bytes, as far as is known; kept for the next commit.
     """
 
     shadow: Shadow
     ready: Mark
     lane: Lane
+    live: Hashable
     digests: dict[Span, bytes]
+
+    def place(self) -> Hashable:
+        return self.live
 
     def row_major(self) -> memoryview:
         return next(bring_all([(self, (0, self.nbytes))]))

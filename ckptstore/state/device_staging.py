@@ -18,7 +18,7 @@ from ckptstore.state.fingerprints import fingerprints, segments
 from ckptstore.state.lanes import Lane, Mark, lane_of
 from ckptstore.state.prints import Prints, Span, changed_spans, touches
 from ckptstore.state.shadows import Shadow, Shadows
-from ckptstore.state.tensors import TensorLeaf, as_row_major, flat_bytes
+from ckptstore.state.tensors import TensorLeaf, as_row_major, flat_bytes, same_place
 
 
 class DeviceStager:
@@ -103,8 +103,10 @@ class _LaneStager:
         shadows = self._copy(look.rows, now) if apart else _live(look.rows)
         ready = self._lane.mark()
         self._forms = {path: form_of(tensor, self._forms.get(path)) for path, tensor in tensors.items()}
-        forms = self._forms.items()
-        return {path: DeviceLeaf(form, shadows[path], ready, self._lane, digests[path]) for path, form in forms}
+        return {
+            path: DeviceLeaf(self._forms[path], shadows[path], ready, self._lane, same_place(tensor), digests[path])
+            for path, tensor in tensors.items()
+        }
 
     def _known(self, now: Prints) -> dict[str, dict[Span, bytes]]:
         """The digests of what is still the same. Commits of several threads may ask."""

@@ -67,9 +67,10 @@ class Stager:
         single = _untied(flat)
         self._buffers.forget_all_but(single)
         optimizers = [it for it in flat.stateful.values() if isinstance(it, Optimizer)] if just_in_time else []
-        live, owners = self._live(single, Owned(optimizers))
-        apart = live | self._devices.stage(single, apart=True)
-        staged = apart | self._copies({path: leaf for path, leaf in single.items() if path not in apart})
+        there = self._devices.stage(single, apart=True)
+        here = {path: leaf for path, leaf in single.items() if path not in there}
+        live, owners = self._live(here, Owned(optimizers))
+        staged = there | live | self._copies({path: leaf for path, leaf in here.items() if path not in live})
         return Staged(_with(flat, staged), JustInTime(owners, self._buffers))
 
     def look(self, flat: Flat) -> Flat:

@@ -78,6 +78,10 @@ class TensorLeaf:
         """Whether it is an `nn.Parameter`."""
         return isinstance(self.tensor, torch.nn.Parameter)
 
+    def place(self) -> Hashable:
+        """`same_place` of the live array."""
+        return same_place(self.tensor)
+
     def row_major(self) -> memoryview:
         """All of its bytes."""
         return chunk_bytes(self.tensor, (0,) * len(self.shape), self.shape)

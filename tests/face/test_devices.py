@@ -20,6 +20,7 @@ from ckptstore.testing.states import TORCH_DTYPES
 
 CHUNK = 1 << 16
 COUNT = 70_000
+ADAM = 4
 FINGERPRINTS = 16 * 9
 """Bytes that tell what changed in a tensor of COUNT floats."""
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about
 
 @pytest.fixture
 def store(tmp_path):
-    with ckptstore.open(tmp_path / "store", chunk_bytes=CHUNK) as opened:
+    with ckptstore.open(tmp_path / "store", chunk_bytes=CHUNK, compression="none") as opened:
         yield opened
 
 
@@ -203,6 +204,29 @@ def test_a_commit_that_failed_leaves_nothing_wrong_behind(store, monkeypatch):
                 store.commit_async({"x": tensor}, step=1).result()
         store.commit_async({"x": tensor}, step=2).result()
         assert_same(store.checkout(2)["x"], tensor)
+
+
+@pytest.mark.parametrize("how", ["commit", "commit_async"])
+def test_steps_of_adam_are_known_there_too(tmp_path, how):
+    model = torch.nn.Linear(300, 200)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with ckptstore.open(tmp_path / "store", compression="best") as store, FakeDevices() as devices:
+        for step in range(3):
+            for parameter in model.parameters():
+                devices.put(parameter.data)
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+            for kept in optimizer.state.values():
+                for tensor in kept.values():
+                    devices.put(tensor)
+            getattr(store, how)({"model": model, "optimizer": optimizer}, step=step)
+        store._background.land()
+        packs = store._parts.catalog.packs()
+        codecs = [chunk.codec for pack in packs for chunk in store._parts.catalog.pack_chunks(pack.name)]
+        assert codecs.count(ADAM) == 2 * 4  # second moment and weight of two parameters
+        found = store.checkout(2)
+        assert_same(dict(found["model"]), dict(model.state_dict()))
+        assert_same(found["optimizer"]["state"], optimizer.state_dict()["state"])
 
 
 # back to devices
