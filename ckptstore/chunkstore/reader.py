@@ -19,7 +19,7 @@ from ckptstore.format.codecs import RAW, ZSTD
 from ckptstore.format.packs import pack_key
 from ckptstore.storage.base import GAP, RangeRead, Storage
 
-_WORKERS = min(4, os.cpu_count() or 1)
+_WORKERS = min(8, 2 * (os.cpu_count() or 1))  # more than cores, so that some read while others decode
 _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 1024
 _BLOCK_BYTES = 1 << 20
