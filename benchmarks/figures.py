@@ -66,6 +66,10 @@ def _scaled(value: float | None, by: float) -> float | None:
     return None if value is None else value * by
 
 
+def _of_allowed(samples: Samples) -> float | None:
+    return ratio(samples.median("read one tensor", OWN), 3e-3 + samples.sizes.get("tensor read alone", 0) / 3e9)
+
+
 LOCAL = Comparison(
     OWN,
     PEER,
@@ -74,7 +78,13 @@ LOCAL = Comparison(
         Figure("save all-new, DCP's throughput", _gain("save all-new"), 0.8),
         Figure("save unchanged", _gain("save unchanged"), 8),
         Figure("save 95% frozen", _gain("save 95% frozen"), 6),
-        Figure("load whole", _gain("load whole"), 1),
+        Figure("load whole", _gain("load whole"), 2),
+        Figure("load whole, new tensors", _gain("load whole, new tensors"), 2),
+        Figure(
+            "load whole, cold, to the disk's own reading",
+            lambda s: ratio(s.median("limit", "disk read"), s.median("load whole, cold", OWN)),
+            1.1,
+        ),
         Figure("load one tensor", lambda s: _scaled(s.median("load one tensor", OWN), 1e3), 20, "ms", more=False),
         Figure(
             "10,000 small tensors, of DCP's time",
@@ -90,9 +100,16 @@ LOCAL = Comparison(
             1.2,
             more=False,
         ),
+        Figure("read one tensor, of 3 ms and its bytes at 3 GB/s", _of_allowed, 1, more=False),
         Figure("peak extra memory", _own("peak extra memory of a save, MiB"), 256, "MiB", more=False),
     ),
-    {"save all-new": "write+fsync", "load whole": "memcpy"},
+    {
+        "save all-new": "write+fsync",
+        "load whole": "memcpy",
+        "load whole, new tensors": "memcpy",
+        "load whole, cold": "disk read",
+        "read one tensor": "memcpy of it",
+    },
 )
 
 REMOTE = Comparison(

@@ -21,10 +21,24 @@ import torch
 
 import ckptstore
 from benchmarks.figures import LOCAL
-from benchmarks.measuring import Samples, bytes_on_disk, copies, copy_all, remove, rotated, warm, write_all
+from benchmarks.measuring import (
+    Samples,
+    bytes_on_disk,
+    cool,
+    copies,
+    copy_all,
+    read_all,
+    remove,
+    rotated,
+    warm,
+    write_all,
+)
 from benchmarks.report import Report, add_files
 from benchmarks.tools import Tensors, Tool, available
 from benchmarks.trained import FROZEN, Trained, small
+
+LEAVES = 1000
+"""Small tensors beside the one that is read alone."""
 
 
 def main() -> None:
@@ -58,6 +72,8 @@ def _measure_whole_once(
     tensors = trained.tensors()
     samples.time("limit", "memcpy", partial(copy_all, tensors, into))
     samples.time("limit", "write+fsync", partial(write_all, tensors, folder / "limit"))
+    cool(folder / "limit")
+    samples.time("limit", "disk read", partial(read_all, folder / "limit"))
     (folder / "limit").unlink()
     for tool in tools:
         samples.time("save all-new", tool.name, partial(tool.save, tensors, folder / tool.name))
@@ -103,6 +119,13 @@ def _measure_loads(samples: Samples, tool: Tool, tensors: Tensors, into: Tensors
     found: list[torch.Tensor] = []
     samples.time("load one tensor", tool.name, lambda: found.append(tool.load_one(name, like, folder)))
     samples.sizes["one tensor"] = like.nbytes
+    made: list[Tensors] = []
+    samples.time("load whole, new tensors", tool.name, lambda: made.append(tool.load_new(tensors, folder)))
+    if check:
+        samples.check("load whole, new tensors", tool.name, tensors, made[0])
+    made.clear()
+    cool(folder)
+    samples.time("load whole, cold", tool.name, partial(tool.load, into, folder))
     if check:
         samples.check("save all-new", tool.name, tensors, into)
         samples.check("load whole", tool.name, tensors, into)
@@ -153,7 +176,21 @@ def measure_history(samples: Samples, tools: list[Tool], arguments: argparse.Nam
             samples.time(row, "ckptstore", partial(stores[row].commit, state, step=step))
     for row, store in stores.items():
         samples.check(row, "ckptstore", tensors, store.checkout("latest")["state"])
+    _measure_read(samples, stores["commit on top of many commits"], most + 1 + runs, runs)
+    for store in stores.values():
         store.close()
+
+
+def _measure_read(samples: Samples, store: ckptstore.Store, step: int, runs: int) -> None:
+    """One tensor of a commit of many leaves, from a store that is open and held many commits before."""
+    tensors = {f"layer{number}": torch.randn(64, 64) for number in range(LEAVES)} | {"head": torch.randn(4608, 1024)}
+    head, into = tensors["head"], torch.zeros(4608, 1024)
+    store.commit({"state": tensors}, step=step)
+    samples.sizes["tensor read alone"] = head.nbytes
+    for _ in range(runs):
+        samples.time("limit", "memcpy of it", partial(into.copy_, head))
+        samples.time("read one tensor", "ckptstore", partial(store.read, step, "state/head"))
+    samples.check("read one tensor", "ckptstore", {"head": head}, {"head": store.read(step, "state/head")})
 
 
 MEASURES = {"whole": measure_whole, "small": measure_small, "peak": measure_peak, "history": measure_history}

@@ -84,13 +84,31 @@ def write_all(tensors: Tensors, path: Path) -> None:
     sync(path, path.parent)
 
 
+def read_all(*paths: Path) -> None:
+    """Read files once: the limit of loading when nothing is cached. It leaves them in the page cache."""
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.read(16 << 20):
+                pass
+
+
 def warm(folder: Path) -> None:
     """Bring a folder's files into the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                while file.read(16 << 20):
-                    pass
+    read_all(*_files(folder))
+
+
+def cool(*paths: Path) -> None:
+    """Take files, and those in folders, out of the page cache."""
+    for path in paths:
+        for file in _files(path) if path.is_dir() else [path]:
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -38,6 +38,12 @@ class Tool(ABC):
     def load(self, tensors: Tensors, folder: Path) -> None:
         """The last save, into live tensors."""
 
+    def load_new(self, like: Tensors, folder: Path) -> Tensors:
+        """The last save, in memory of its own."""
+        made = {name: torch.empty_like(tensor) for name, tensor in like.items()}
+        self.load(made, folder)
+        return made
+
     @abstractmethod
     def load_one(self, name: str, like: Tensor, folder: Path) -> Tensor:
         """One tensor of the last save."""
@@ -57,6 +63,11 @@ class Ckptstore(Tool):
     def load(self, tensors: Tensors, folder: Path) -> None:
         with ckptstore.open(folder) as store:
             store.checkout("latest", into={"state": tensors})
+
+    def load_new(self, like: Tensors, folder: Path) -> Tensors:
+        with ckptstore.open(folder) as store:
+            made: Tensors = store.checkout("latest")["state"]
+            return made
 
     def load_one(self, name: str, like: Tensor, folder: Path) -> Tensor:
         with ckptstore.open(folder) as store:

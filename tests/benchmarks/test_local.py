@@ -13,13 +13,21 @@ def test_a_small_run_measures_every_timed_row(tmp_path, run):
     only = ["--only=whole", "--only=small", "--only=history"]
     shown = run("local", *SMALL, *only, f"--json={tmp_path}/all.json", f"--markdown={tmp_path}/all.md")
     found = json.loads((tmp_path / "all.json").read_text())
-    assert len(found["figures"]) == 7
+    assert len(found["figures"]) == 10
     assert all(value["value"] > 0 and isinstance(value["reached"], bool) for value in found["figures"].values())
-    for row in ("save all-new", "save unchanged", "save 95% frozen", "load whole", "load one tensor"):
+    for row in (
+        "save all-new",
+        "save unchanged",
+        "save 95% frozen",
+        "load whole",
+        "load whole, new tensors",
+        "load one tensor",
+    ):
         assert found["samples"][row].keys() >= PEERS
         assert found["correct"][row].keys() >= PEERS
         assert row in shown
-    assert found["correct"].keys() >= {"save 10,000 x 1 KiB", "commit on top of many commits"}
+    assert found["samples"]["load whole, cold"].keys() >= PEERS
+    assert found["correct"].keys() >= {"read one tensor", "save 10,000 x 1 KiB", "commit on top of many commits"}
     assert all(same for tools in found["correct"].values() for same in tools.values())
     assert found["samples"]["save 95% frozen: MB on disk"]["ckptstore"][0] < 2
     assert found["bytes"]["one tensor"] == 4 * 64 * 64 * 4
