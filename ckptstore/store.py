@@ -202,6 +202,7 @@ class Store(Keeping):
                 then, or until the handle's `wait_staged` returns, nobody else may change them: the commit fails
                 with StateError then, unless the change went past torch's version counters, as by `.data`. All
                 else, and everything without `just_in_time`, is copied before this returns, unless it is unchanged.
+                Tensors on CUDA devices are always copied: before anything that current streams are given later.
             when_busy: "wait" for the background commit in flight, or "raise" CommitInFlight.
         """
         from ckptstore.state.tree import flatten

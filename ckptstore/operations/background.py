@@ -147,7 +147,7 @@ class Background:
     def launch(self, flat: Flat, draft: Draft, *, just_in_time: bool) -> CommitHandle:
         """Stage a state and commit it in a thread; in `turn`."""
         staged = self._staged = self._own_stager().stage(flat, just_in_time=just_in_time)
-        handle = CommitHandle(flat.nbytes, staged.just_in_time.settle_all)
+        handle = CommitHandle(flat.nbytes, staged.settle)
         handle.run(lambda: self._commit(staged, draft, handle.advance))
         self._flight = handle
         return handle

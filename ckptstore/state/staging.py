@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ckptstore.format.manifest import Value
+from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.live import JustInTime, Lender, live_leaf
@@ -38,6 +39,13 @@ class Staged:
 
     flat: Flat
     just_in_time: JustInTime
+
+    def settle(self) -> None:
+        """Return once anybody may change the state, from any queue of a device too."""
+        self.just_in_time.settle_all()
+        for leaf in self.flat.leaves.values():
+            if isinstance(leaf, DeviceLeaf):
+                leaf.ready.wait()
 
 
 class Stager:

@@ -114,6 +114,18 @@ def test_what_did_not_change_does_not_cross(store, room, how):
         assert_same(store.checkout(2)["x"], tensor)
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_whoever_waited_may_change_it_from_anywhere(store, room):
+    with FakeDevices(room=ROOMS[room]) as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        lane.train(partial(tensor.add_, 1))
+        handle = store.commit_async({"x": tensor}, step=0)
+        handle.wait_staged()
+        tensor.zero_()
+        handle.result()
+    assert torch.equal(store.checkout(0)["x"], numbers() + 1)
+
+
 def test_what_gc_took_is_copied_again(store):
     with FakeDevices() as devices:
         lane, tensor = devices.lanes[0], devices.put(numbers())
