@@ -87,7 +87,8 @@ class Stager:
         What was staged before must not be read any more.
         """
         single = _untied(flat)
-        return _with(flat, single | self._devices.stage(single, apart=False))
+        there = self._devices.stage(single, apart=False)
+        return _with(flat, single | there) if there else flat
 
     def remember(self) -> None:
         """Learn what is in the memory that was copied to, and which leaves change. Takes time, so not while staging."""
