@@ -187,7 +187,9 @@ class _Run:
     advance: Advance
 
     def __call__(self, batch: list[_Job]) -> None:
-        below = {base.digest: base for job in batch for base in job.bases}
+        batch = sorted(batch, key=lambda job: len(job.bases))  # what a chunk rests on has fewer than the chunk has
+        wished = {job.location.digest for job in batch if job.wish.out is not None}
+        below = {base.digest: base for job in batch for base in job.bases if base.digest not in wished}
         stored = {digest: memoryview(bytearray(base.length)) for digest, base in below.items()}
         reads = [_read(job) for job in batch]
         places = [(job.location.pack, read) for job, read in zip(batch, reads, strict=True)]
@@ -199,6 +201,8 @@ class _Run:
                 if base.digest not in known:
                     known[base.digest] = self._decoded(base, stored.pop(base.digest), None, known, job.wish.label)[1]
             self._deliver(job, read.out, known)
+            if job.wish.out is not None:
+                known[job.location.digest] = job.wish.out
             self.advance(job.wish.size)
 
     def _read(self, places: list[tuple[str, RangeRead]], label: str) -> None:
