@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from ckptstore.format.codecs.words import Words, rotate, word_type
-
-Plane = npt.NDArray[np.uint8]
+from ckptstore.format.codecs.tools import Tools
+from ckptstore.format.codecs.words import Plane, Words, rotate, word_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +36,10 @@ class Cut:
 
 
 class Cutter:
-    """Cuts and joins blocks of up to `most` words, in memory that every block uses anew."""
+    """Cuts and joins blocks of words, in memory that every block uses anew."""
 
-    def __init__(self, cut: Cut, most: int) -> None:
-        self._cut, self._most = cut, most
-        self._arrays: dict[tuple[int, int], Words] = {}
+    def __init__(self, cut: Cut, tools: Tools) -> None:
+        self._cut, self._tools = cut, tools
 
     def cut(self, words: Words) -> list[Plane]:
         """The planes; they stay until the next call, or share memory with `words`."""
@@ -52,10 +49,10 @@ class Cutter:
         width, count = words.itemsize, len(words)
         if width == 1:
             return [words]
-        spare = self.spare(width, count)
+        spare = self._tools.array(width, count, "spare")
         if turned and width == 2 and self._cut.rotation:
-            words = self._turned(words, self.spare(width, count, place), spare)
-        low, high = (self.spare(width // 2, count, half) for half in (2 * place, 2 * place + 1))
+            words = self._turned(words, self._place(width, count, place), spare)
+        low, high = (self._place(width // 2, count, half) for half in (2 * place, 2 * place + 1))
         np.copyto(low, words, casting="unsafe")
         np.right_shift(words, 4 * width, out=spare)
         np.copyto(high, spare, casting="unsafe")
@@ -88,17 +85,14 @@ class Cutter:
         np.left_shift(high, 8 * half, out=out, dtype=out.dtype)
         np.bitwise_or(out, low, out=out)
         if turned and half == 1 and self._cut.rotation:
-            self._turn_back(out, self.spare(2, len(out)))
+            self._turn_back(out, self._tools.array(2, len(out), "spare"))
 
     def _half(self, planes: list[Plane], count: int, place: int, *, turned: bool = False) -> Words:
         if len(planes) == 1:
             return planes[0]
-        out = self.spare(len(planes), count, place)
+        out = self._place(len(planes), count, place)
         self._merge(planes, out, place, turned=turned)
         return out
 
-    def spare(self, width: int, count: int, place: int = 0) -> Words:
-        """Memory for `count` words, the same one for the same `place`."""
-        if (width, place) not in self._arrays:
-            self._arrays[width, place] = np.empty(self._most, word_type(width))
-        return self._arrays[width, place][:count]
+    def _place(self, width: int, count: int, place: int) -> Words:
+        return self._tools.array(width, count, f"place {place}")

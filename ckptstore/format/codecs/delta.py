@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import BYTES, Buffer, Form
 from ckptstore.format.codecs.cutting import Cut
 from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
 from ckptstore.format.codecs.planes import width_of
 from ckptstore.format.codecs.planning import planned
+from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.words import Words, add_difference, difference, sampled, words_of
 
 
@@ -25,7 +28,8 @@ class Delta:
     def plan(self, raw: memoryview, form: Form, base: memoryview) -> Plan:
         """How best to encode, and the size to expect."""
         words, before = (words_of(data, width_of(form))[0] for data in (raw, base))
-        return planned(difference(sampled(words), sampled(before)), Cut(words.itemsize))
+        sample = sampled(words)
+        return planned(difference(sample, sampled(before), sample, np.empty_like(sample)), Cut(words.itemsize))
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Subtract, cut and code."""
@@ -35,15 +39,20 @@ class Delta:
         """Subtract, cut and code as planned."""
         words, tail = words_of(raw, plan.cut.width)
         before, _ = words_of(base, plan.cut.width)
-        return pack(plan, len(words), lambda where: difference(words[where], before[where]), tail)
+
+        def block(where: Block, tools: Tools) -> Words:
+            found, spare = (tools.array(words.itemsize, where.stop - where.start, use) for use in ("block", "spare"))
+            return difference(words[where], before[where], found, spare)
+
+        return pack(plan, len(words), block, tail)
 
     def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
         """Join the planes in `out` and add them to the base. Raises CorruptData also for other bases."""
         if [len(base) for base in bases] != [len(out)]:
             raise CorruptData(f"a difference of {len(out)} bytes needs one base of as many")
 
-        def add(where: Block, words: Words, spare: Words) -> None:
+        def add(where: Block, words: Words, tools: Tools) -> None:
             before, _ = words_of(bases[0], words.itemsize)
-            add_difference(words, before[where], spare)
+            add_difference(words, before[where], tools.array(words.itemsize, len(words), "spare"))
 
         unpack(payload, out, add)

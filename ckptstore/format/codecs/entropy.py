@@ -11,8 +11,7 @@ import zstandard
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import Buffer
-from ckptstore.format.codecs.cutting import Plane
-from ckptstore.format.codecs.words import BLOCK_WORDS
+from ckptstore.format.codecs.words import BLOCK_WORDS, Plane
 
 _SCARCE = 0.98  # what saves less is not worth the time of decoding
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ckptstore.format.codecs.cutting import Plane
+from ckptstore.format.codecs.tools import Tools
+from ckptstore.format.codecs.words import Plane
 
 _LOWER, _UPPER = 0x0F, 0xF0
 
@@ -20,43 +21,32 @@ def best_offset(counts: npt.NDArray[np.intp]) -> int:
     return int(within.argmax())
 
 
-class Halver:
-    """Halves planes of up to `most` bytes, and joins them, in memory that every plane uses anew."""
+def halve(plane: Plane, offset: int, tools: Tools) -> tuple[Plane, Plane]:
+    """Upper and lower halves of the bytes less `offset`; the plane's second half, and a 0, go beside its first."""
+    count, half = len(plane), (len(plane) + 1) // 2
+    whole = tools.array(1, 2 * half, "whole")
+    np.subtract(plane, np.uint8(offset), out=whole[:count])
+    whole[count:] = 0
+    first, second = whole[:half], whole[half:]
+    upper, lower, spare = (tools.array(1, half, use) for use in ("upper", "lower", "spare"))
+    np.right_shift(first, 4, out=upper)
+    np.bitwise_and(second, _UPPER, out=spare)
+    np.bitwise_or(upper, spare, out=upper)
+    np.multiply(second, 16, out=lower)  # a shift to the left is slower on bytes
+    np.bitwise_and(first, _LOWER, out=spare)
+    np.bitwise_or(lower, spare, out=lower)
+    return upper, lower
 
-    def __init__(self, most: int) -> None:
-        pairs = (most + 1) // 2
-        self._whole = np.empty(2 * pairs, np.uint8)
-        self._arrays = [np.empty(pairs, np.uint8) for _ in range(3)]
 
-    def halve(self, plane: Plane, offset: int) -> tuple[Plane, Plane]:
-        """Upper and lower halves of the bytes less `offset`; the plane's second half, and a 0, go beside its first."""
-        count = len(plane)
-        upper, lower, spare = (array[: (count + 1) // 2] for array in self._arrays)
-        first, second = self._ends(count)
-        np.subtract(plane, np.uint8(offset), out=self._whole[:count])
-        second[count // 2 :] = 0
-        np.right_shift(first, 4, out=upper)
-        np.bitwise_and(second, _UPPER, out=spare)
-        np.bitwise_or(upper, spare, out=upper)
-        np.multiply(second, 16, out=lower)  # a shift to the left is slower on bytes
-        np.bitwise_and(first, _LOWER, out=spare)
-        np.bitwise_or(lower, spare, out=lower)
-        return upper, lower
-
-    def join(self, upper: Plane, lower: Plane, count: int, offset: int) -> Plane:
-        """The plane of `count` bytes; it stays until the next call."""
-        spare = self._arrays[0][: len(upper)]
-        first, second = self._ends(count)
-        np.multiply(upper, 16, out=first)
-        np.bitwise_and(lower, _LOWER, out=spare)
-        np.bitwise_or(first, spare, out=first)
-        np.right_shift(lower, 4, out=second)
-        np.bitwise_and(upper, _UPPER, out=spare)
-        np.bitwise_or(second, spare, out=second)
-        plane = self._whole[:count]
-        np.add(plane, np.uint8(offset), out=plane)
-        return plane
-
-    def _ends(self, count: int) -> tuple[Plane, Plane]:
-        half = (count + 1) // 2
-        return self._whole[:half], self._whole[half : 2 * half]
+def join_halves(upper: Plane, lower: Plane, out: Plane, offset: int, tools: Tools) -> Plane:
+    """Fill `out`, as many bytes as both have halves."""
+    half, spare = len(upper), tools.array(1, len(upper), "spare")
+    first, second = out[:half], out[half:]
+    np.multiply(upper, 16, out=first)
+    np.bitwise_and(lower, _LOWER, out=spare)
+    np.bitwise_or(first, spare, out=first)
+    np.right_shift(lower, 4, out=second)
+    np.bitwise_and(upper, _UPPER, out=spare)
+    np.bitwise_or(second, spare, out=second)
+    np.add(out, np.uint8(offset), out=out)
+    return out

@@ -21,11 +21,11 @@ import numpy as np
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import Buffer
-from ckptstore.format.codecs.cutting import Cut, Cutter, Plane
-from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
-from ckptstore.format.codecs.halving import Halver
+from ckptstore.format.codecs.cutting import Cut, Cutter
+from ckptstore.format.codecs.halving import halve, join_halves
 from ckptstore.format.codecs.thinning import places, thicken, thin
-from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, Words, words_of
+from ckptstore.format.codecs.tools import Tools, borrowed
+from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, Plane, Words, words_of
 
 Block = slice
 
@@ -64,19 +64,19 @@ def blocks_of(count: int) -> list[Block]:
     return [slice(start, min(start + BLOCK_WORDS, count)) for start in range(0, count, BLOCK_WORDS)]
 
 
-def pack(plan: Plan, count: int, block: Callable[[Block], Words], tail: memoryview) -> Buffer:
+def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: memoryview) -> Buffer:
     """The payload of `count` words, which `block` gives one block at a time, and of the `tail`."""
     lengths: list[int] = []
     head, blocks = _head(plan), blocks_of(count)
     end = len(head) + _LENGTH.itemsize * _parts_of(plan.ways) * len(blocks)
     more = sum(count // 8 for way in plan.ways if way.kind == THINNED) + len(blocks) * len(plan.ways)
     out = np.empty(end + count * plan.cut.width + more + len(tail), np.uint8)
-    coder = _BlockCoder(plan, min(BLOCK_WORDS, count))
-    for where in blocks:
-        for part in coder.parts(block(where)):
-            lengths.append(len(part))
-            out[end : end + len(part)] = part
-            end += len(part)
+    with borrowed() as tools:
+        for where in blocks:
+            for part in _coded(plan, block(where, tools), tools):
+                lengths.append(len(part))
+                out[end : end + len(part)] = part
+                end += len(part)
     out[end : end + len(tail)] = tail
     told = head + np.array(lengths, _LENGTH).tobytes()
     out[: len(told)] = np.frombuffer(told, np.uint8)
@@ -84,68 +84,51 @@ def pack(plan: Plan, count: int, block: Callable[[Block], Words], tail: memoryvi
     return out.data
 
 
-class _BlockCoder:
-    """Makes the parts of one block after the other."""
-
-    def __init__(self, plan: Plan, most: int) -> None:
-        self._ways, self._cutter, self._coder = plan.ways, Cutter(plan.cut, most), PlaneCoder()
-        self._halver = Halver(most)
-
-    def parts(self, words: Words) -> Iterator[Plane]:
-        """The coded parts; each stays until the next is asked for."""
-        for way, plane in zip(self._ways, self._cutter.cut(words), strict=True):
-            if not way.coded:
-                yield plane
-                continue
-            for part in cut_again(plane, way.kind, way.offset, self._halver):
-                yield np.frombuffer(self._coder.encode(part), np.uint8)
+def _coded(plan: Plan, words: Words, tools: Tools) -> Iterator[Plane]:
+    """The coded parts of a block; each stays until the next is asked for."""
+    for way, plane in zip(plan.ways, Cutter(plan.cut, tools).cut(words), strict=True):
+        for part in cut_again(plane, way.kind, way.offset, tools):
+            yield np.frombuffer(tools.coder.encode(part), np.uint8) if way.coded else part
 
 
-def cut_again(plane: Plane, kind: int, offset: int, halver: Halver) -> tuple[Plane, ...]:
+def cut_again(plane: Plane, kind: int, offset: int, tools: Tools) -> tuple[Plane, ...]:
     """The parts of a plane; they stay until the next call."""
     if kind == HALVED:
-        return halver.halve(plane, offset)
+        return halve(plane, offset, tools)
     return thin(plane, offset) if kind == THINNED else (plane,)
 
 
-def unpack(payload: memoryview, out: memoryview, finish: Callable[[Block, Words, Words], None]) -> None:
-    """Fill `out`. `finish` turns each block of words in place to what was packed; its third argument is spare memory.
+def unpack(payload: memoryview, out: memoryview, finish: Callable[[Block, Words, Tools], None]) -> None:
+    """Fill `out`; `finish` turns each block of words in place to what was packed.
 
     Raises CorruptData when the payload is not of `len(out)` bytes.
     """
     plan = _plan_of(payload)
     words, tail = words_of(out, plan.cut.width)
     parts = _parts(payload, plan, len(words), len(tail))
-    joiner = _BlockJoiner(plan, min(BLOCK_WORDS, len(words)))
-    for where in blocks_of(len(words)):
-        spare = joiner.join(parts, words[where])
-        finish(where, words[where], spare)
+    with borrowed() as tools:
+        for where in blocks_of(len(words)):
+            planes = _decoded(plan, parts, where.stop - where.start, tools)
+            Cutter(plan.cut, tools).join(planes, words[where])
+            finish(where, words[where], tools)
     tail[:] = next(parts)
 
 
-class _BlockJoiner:
-    """Makes one block after the other of their parts."""
-
-    def __init__(self, plan: Plan, most: int) -> None:
-        self._plan, self._cutter, self._decoder = plan, Cutter(plan.cut, most), PlaneDecoder()
-        self._halvers = [Halver(most if way.kind == HALVED else 0) for way in plan.ways]
-
-    def join(self, parts: Iterator[memoryview], words: Words) -> Words:
-        """Fill `words`; gives as much spare memory."""
-        each = zip(self._plan.ways, self._plan.cut.sizes, self._halvers, strict=True)
-        planes = [self._plane(parts, way, size * len(words), halver) for way, size, halver in each]
-        self._cutter.join(planes, words)
-        return self._cutter.spare(words.itemsize, len(words))
-
-    def _plane(self, parts: Iterator[memoryview], way: Way, size: int, halver: Halver) -> Plane:
-        decode = self._decoder.decode
+def _decoded(plan: Plan, parts: Iterator[memoryview], count: int, tools: Tools) -> list[Plane]:
+    planes = []
+    for place, (way, width) in enumerate(zip(plan.ways, plan.cut.sizes, strict=True)):
+        size = width * count
         if way.kind == HALVED:
-            upper, lower = (decode(next(parts), (size + 1) // 2) for _ in range(2))
-            return halver.join(upper, lower, size, way.offset)
-        if way.kind == THINNED:
-            where = places(decode(next(parts), (size + 7) // 8), size)
-            return thicken(decode(next(parts), int(np.count_nonzero(where))), where, way.offset)
-        return decode(next(parts), size)
+            upper, lower = (tools.decoder.decode(next(parts), (size + 1) // 2) for _ in range(2))
+            out = tools.array(1, 2 * len(upper), f"plane {place}")
+            planes.append(join_halves(upper, lower, out, way.offset, tools)[:size])
+        elif way.kind == THINNED:
+            where = places(tools.decoder.decode(next(parts), (size + 7) // 8), size)
+            others = tools.decoder.decode(next(parts), len(where))
+            planes.append(thicken(others, where, way.offset, size))
+        else:
+            planes.append(tools.decoder.decode(next(parts), size))
+    return planes
 
 
 def _head(plan: Plan) -> bytes:

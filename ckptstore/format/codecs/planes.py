@@ -8,9 +8,10 @@ from ckptstore.format.codecs.base import BYTES, Buffer, Form
 from ckptstore.format.codecs.cutting import Cut
 from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
 from ckptstore.format.codecs.planning import centered, planned
+from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.words import WIDTHS, Words, sampled, words_of
 
-_LITTLE = 1.02
+_LITTLE = 1.02  # dearer, but a plane less to code: without a rotation, signs that are all the same need none
 
 
 class Planes:
@@ -26,12 +27,10 @@ class Planes:
         if not form.floating or words.itemsize == 1:
             return [planned(sample, Cut(words.itemsize))]
         turned = planned(sample, Cut(words.itemsize, rotation=1))
+        alike = [planned(sample, Cut(words.itemsize))] if turned.ways[1].coded else []  # signs that may all be the same
         if thorough:
-            return [turned, centered(sample, turned)]
-        if not turned.ways[1].coded:
-            return [turned]
-        plain = planned(sample, Cut(words.itemsize))  # signs that are all the same need no plane of their own
-        return [plain if plain.share < _LITTLE * turned.share else turned]
+            return [turned, centered(sample, turned), *alike]
+        return alike if alike and alike[0].share < _LITTLE * turned.share else [turned]
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Cut and code."""
@@ -40,7 +39,7 @@ class Planes:
     def encode_as(self, plan: Plan, raw: memoryview) -> Buffer:
         """Cut and code as planned."""
         words, tail = words_of(raw, plan.cut.width)
-        return pack(plan, len(words), words.__getitem__, tail)
+        return pack(plan, len(words), lambda where, _: words[where], tail)
 
     def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
         """Join the planes straight into `out`."""
@@ -52,5 +51,5 @@ def width_of(form: Form) -> int:
     return form.width if form.width in WIDTHS else 1
 
 
-def _leave(_where: Block, _words: Words, _spare: Words) -> None:
+def _leave(_where: Block, _words: Words, _tools: Tools) -> None:
     """Planes hold the words themselves."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
+Plane = npt.NDArray[np.uint8]
 
 WIDTHS = (1, 2, 4, 8)
 BLOCK_WORDS = 1 << 17
@@ -54,11 +55,11 @@ def unzigzag(words: Words, spare: Words) -> None:
     np.bitwise_xor(words, spare, out=words)
 
 
-def difference(words: Words, before: Words) -> Words:
+def difference(words: Words, before: Words, out: Words, spare: Words) -> Words:
     """Words less others, small where they are near to each other."""
-    found = words - before
-    zigzag(found, np.empty_like(found))
-    return found
+    np.subtract(words, before, out=out)
+    zigzag(out, spare)
+    return out
 
 
 def add_difference(words: Words, before: Words, spare: Words) -> None:

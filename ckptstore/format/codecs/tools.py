@@ -1,0 +1,45 @@
+"""What coding a chunk takes beside the chunk: memory and zstd's contexts, kept for the next one.
+
+Fresh memory costs more than the arithmetic in it, since the kernel gives it out page by page. As many sets are kept as
+were in use at once, of a few MiB each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
+from ckptstore.format.codecs.words import BLOCK_WORDS, Words, word_type
+
+
+class Tools:
+    """For one thread at a time."""
+
+    def __init__(self) -> None:
+        self.coder, self.decoder = PlaneCoder(), PlaneDecoder()
+        self._arrays: dict[tuple[int, str], Words] = {}
+
+    def array(self, width: int, count: int, use: str) -> Words:
+        """Memory for `count` words, at most a block of them; the same one for the same width and use."""
+        if (width, use) not in self._arrays:
+            self._arrays[width, use] = np.empty(BLOCK_WORDS, word_type(width))
+        return self._arrays[width, use][:count]
+
+
+_FREE: list[Tools] = []
+
+
+@contextmanager
+def borrowed() -> Iterator[Tools]:
+    """A set that nobody else uses meanwhile."""
+    try:
+        taken = _FREE.pop()  # atomic, where looking first would not be
+    except IndexError:
+        taken = Tools()
+    try:
+        yield taken
+    finally:
+        _FREE.append(taken)
