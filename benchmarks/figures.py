@@ -62,6 +62,17 @@ def _own(row: str) -> Callable[[Samples], float | None]:
     return lambda samples: samples.median(row, OWN)
 
 
+def _auto(row: str) -> Callable[[Samples], float | None]:
+    return lambda samples: samples.median(row, f"{OWN}, auto")
+
+
+def _largest(samples: Samples) -> float | None:
+    """The worst ratio of a size to the best peer's."""
+    rows = [row for row in samples.values if row.endswith("share")]
+    found = [ratio(samples.median(row, OWN), samples.median(row, BEST)) for row in rows]
+    return max((each for each in found if each is not None), default=None)
+
+
 def _scaled(value: float | None, by: float) -> float | None:
     return None if value is None else value * by
 
@@ -135,6 +146,34 @@ REMOTE = Comparison(
         "load whole: requests",
         "read rows",
         "read rows: requests",
+    ),
+)
+
+
+BEST = "best peer"
+CODECS = Comparison(
+    OWN,
+    BEST,
+    lambda own, peer: f"**{own / peer:.3f}x**",
+    (
+        *(
+            Figure(f"{kind}, {phase}", _own(f"{kind}, {phase}: share"), bound, "of raw", more=False)
+            for kind, bound in (
+                ("fp32 weights, 10 apart", 0.61),
+                ("fp32 whole, 10 apart", 0.7),
+                ("bf16 weights, 10 apart", 0.16),
+                ("bf16 whole, 10 apart", 0.35),
+                ("fp32 weights, alone", 0.83),
+                ("bf16 weights, alone", 0.664),
+            )
+            for phase in ("peak", "decayed")
+        ),
+        *(
+            Figure(f"{act} {kind}", _auto(f"{act} {kind}, alone: GB/s"), bound, "GB/s")
+            for act, bound in (("encode", 1.5), ("decode", 3.0))
+            for kind in ("fp32 weights", "bf16 weights")
+        ),
+        Figure("the largest size, of the best peer's", _largest, 1, more=False),
     ),
 )
 

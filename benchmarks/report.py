@@ -133,7 +133,7 @@ class Report:
         for figure, value in self._values():
             bound = f"{'≥' if figure.more else '≤'} {figure.bound:g} {figure.unit}"
             reached = "yes" if figure.reached(value) else "NO"
-            table.add_row(figure.name, f"{value:.2f} {figure.unit}", bound, reached)
+            table.add_row(figure.name, f"{value:.3g} {figure.unit}", bound, reached)
         return table
 
     def _medians(self) -> Table:
@@ -151,6 +151,8 @@ class Report:
 def _shown(row: str, value: float | None) -> str:
     if value is None:
         return ""
+    if row.endswith(("share", "GB/s")):
+        return f"{value:.3f}"
     if row.endswith(COUNTED):
         return f"{value:,.1f}" if "M" in row.rpartition(": ")[2] else f"{value:,.0f}"
     if value < 1e-4:

@@ -1,0 +1,141 @@
+"""ckptstore's codecs beside zipnn, Blosc2, zstd, XOR+planes and OpenZL, on states of a real training run.
+
+    python -m benchmarks.codecs [--width 512] [--layers 2] [--steps 600] [--apart 1 10 50 100] [--runs 9]
+        [--json FILE] [--markdown FILE]
+
+Trains a transformer in float32 and another one in bfloat16, weights and moments alike, and keeps their states some
+steps apart. Every codec encodes every chunk of a state, alone and with the same chunk some steps before; what it
+decodes is compared. Then it is timed on one chunk of 4 MiB, on one thread. docs/benchmarks.md says what the rows are.
+Ends with status 1 when a codec gave back other bits than it was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.codec_peers import Chunk, Coding, Own, available
+from benchmarks.figures import BEST, CODECS
+from benchmarks.measuring import Samples, rotated
+from benchmarks.report import Report, add_files
+from benchmarks.trajectory import KINDS, State, Trajectory
+from ckptstore.format.grid import Grid, default_chunk_shape
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CHUNK = 4 << 20
+
+
+def main() -> None:
+    """Train, measure, and tell."""
+    arguments = _arguments()
+    torch.set_num_threads(1)
+    codings, missing = available()
+    bench = Codecs(codings)
+    for name, dtype in DTYPES.items():
+        run = Trajectory(dtype, arguments.width, arguments.layers, arguments.steps, max(arguments.apart))
+        states = {(phase, apart): state for phase, apart, state in run.states(tuple(arguments.apart))}
+        bench.samples.sizes[name] = sum(tensor.nbytes for kind in states["peak", 0].values() for tensor in kind)
+        for (phase, apart), state in states.items():
+            bench.measure_sizes(name, phase, apart, state, states[phase, 0])
+        for kind in KINDS:
+            bench.measure_speed(f"{name} {kind}", states["peak", 10][kind], states["peak", 0][kind], arguments.runs)
+    Report(bench.samples, [*(coding.name for coding in codings), BEST], CODECS, missing).publish(arguments)
+
+
+class Codecs:
+    """The rows."""
+
+    def __init__(self, codings: list[Coding]) -> None:
+        self.samples = Samples()
+        self._codings = codings
+
+    def measure_sizes(self, name: str, phase: str, apart: int, state: State, before: State) -> None:
+        """The share of the raw bytes that each kind of tensor takes, and all of them together."""
+        told = f"{apart} apart, {phase}: share" if apart else f"alone, {phase}: share"
+        raw = {kind: sum(tensor.nbytes for tensor in state[kind]) for kind in KINDS}
+        for coding in self._codings:
+            sizes = {}
+            for kind in KINDS:
+                pairs = zip(state[kind], before[kind], strict=True)
+                row = f"{name} {kind}, {told}"
+                sizes[kind] = sum(self._size(row, coding, *pair, alone=not apart) for pair in pairs)
+                self.samples.add(row, coding.name, sizes[kind] / raw[kind])
+            self.samples.add(f"{name} whole, {told}", coding.name, sum(sizes.values()) / sum(raw.values()))
+        for kind in (*KINDS, "whole"):
+            self._add_best(f"{name} {kind}, {told}", min)
+
+    def _size(self, row: str, coding: Coding, tensor: Tensor, before: Tensor, *, alone: bool) -> int:
+        """Of a tensor's chunks; each takes the smaller of the encodings with the older chunk and without it."""
+        total = 0
+        for raw, base in zip(_chunks(tensor), _chunks(before), strict=True):
+            found = []
+            for older in (None,) if alone else (None, base):
+                coded = coding.encode(raw, tensor.itemsize, older)
+                found.append(coding.size(coded))
+                same = bytes(coding.decode(coded, len(raw), tensor.itemsize, older)) == raw
+                columns = self.samples.correct.setdefault(row, {})
+                columns[coding.name] = columns.get(coding.name, True) and same
+            total += min(found)
+        return total
+
+    def measure_speed(self, name: str, after: list[Tensor], before: list[Tensor], runs: int) -> None:
+        """Of 4 MiB of the largest tensors, alone and with what they were before."""
+        width = after[0].itemsize
+        raw, base = _largest(after), _largest(before)
+        for told, older in (("alone", None), ("10 apart", base)):
+            for run in range(runs):
+                for coding in rotated(self._codings, run):
+                    coded = coding.encode(raw, width, older)
+                    encode = partial(coding.encode, raw, width, older)
+                    decode = partial(coding.decode, coded, len(raw), width, older)
+                    self.samples.add(f"encode {name}, {told}: GB/s", coding.name, _speed(encode, len(raw)))
+                    self.samples.add(f"decode {name}, {told}: GB/s", coding.name, _speed(decode, len(raw)))
+            for act in ("encode", "decode"):
+                self._add_best(f"{act} {name}, {told}: GB/s", max)
+
+    def _add_best(self, row: str, best: Callable[[list[float]], float]) -> None:
+        peers = [coding.name for coding in self._codings if not isinstance(coding, Own)]
+        self.samples.add(row, BEST, best([found for peer in peers if (found := self.samples.median(row, peer))]))
+
+
+def _chunks(tensor: Tensor) -> Iterator[Chunk]:
+    """The chunks that a store cuts a tensor into."""
+    data = tensor.reshape(-1).view(torch.uint8).numpy().data.cast("B")
+    shape = tuple(tensor.shape)
+    start = 0
+    for size in Grid(shape, default_chunk_shape(shape, tensor.itemsize, CHUNK)).sizes(tensor.itemsize):
+        yield data[start : start + size]
+        start += size
+
+
+def _largest(tensors: list[Tensor]) -> Chunk:
+    """The first bytes of the largest ones, a chunk of them."""
+    largest = torch.cat([tensor.reshape(-1) for tensor in sorted(tensors, key=lambda tensor: -tensor.nbytes)])
+    return largest.view(torch.uint8).numpy().data.cast("B")[:CHUNK]
+
+
+def _speed(act: Callable[[], object], size: int) -> float:
+    """Bytes a second of processor time, whatever else the machine does meanwhile."""
+    start = time.process_time()
+    act()
+    return size / (time.process_time() - start) / 1e9
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=512, help="of the model; a multiple of 64")
+    parser.add_argument("--layers", type=int, default=2, help="of the model")
+    parser.add_argument("--steps", type=int, default=600, help="of training")
+    parser.add_argument("--apart", type=int, nargs="+", default=[1, 10, 50, 100], help="steps between two states")
+    parser.add_argument("--runs", type=int, default=9, help="interleaved runs of which the median speed is taken")
+    add_files(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
