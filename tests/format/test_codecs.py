@@ -1,6 +1,7 @@
 import random
 import struct
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -158,6 +159,19 @@ def test_every_cut_and_every_other_length_is_refused(codec, form):
     for length in (0, len(data) - 1, len(data) + 1):
         with pytest.raises(CorruptData):
             back(codec, payload, length, [memoryview(bytes(length)) for _ in bases])
+
+
+def test_threads_do_not_disturb_each_other():
+    kinds = [(form, raw_of(trained(60_000 + 1000 * seed, seed))) for seed, form in enumerate(FORMS)]
+    base = [memoryview(bytes(len(raw))) for _, raw in kinds]
+
+    def there_and_back(number):
+        (form, raw), older = kinds[number % len(kinds)], [base[number % len(kinds)]]
+        same = back(PLANES, PLANES.encode(raw, form), len(raw)) == raw
+        return same and back(DELTA, DELTA.encode(raw, form, older), len(raw), older) == raw
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(there_and_back, range(10 * len(kinds))))
 
 
 def test_a_difference_needs_its_base():
