@@ -157,6 +157,27 @@ STATES: dict[str, Callable[[], dict[str, Any]]] = {
     "main@3": quantised,
     "side@7": lambda: {"forked": tensor("float32", 400), "step": 7},
 }
+
+
+def trained(step: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
+    """10,240 numbers near a tenth, which move little with each step."""
+    rough = torch.frombuffer(noise(2 * 10_240, seed), dtype=torch.int16).double() / (1 << 19)
+    moved = torch.frombuffer(noise(10_240, seed + step), dtype=torch.int8).double() * step / (1 << 24)
+    return (0.1 + rough + moved).to(dtype)
+
+
+def moving(step: int) -> dict[str, Any]:
+    """Numbers of each kind that the codecs of numbers know."""
+    kinds = {
+        str(dtype): trained(step, dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    }
+    counts = {str(dtype): torch.arange(10_240, dtype=dtype) * 7 + step for dtype in (torch.int64, torch.int32)}
+    return {"numbers": kinds | counts, "still": tensor("uint8", 20_000), "step": step}
+
+
+DELTAS = "deltas"
+"""The folder of the store whose chunks rest on others."""
+MOVING = {"main@1": 1, "main@2": 2, "main@3": 3, "side@7": 4}
 METADATA = {"loss": 0.5, "note": "né", "nested": {"list": [1, None, True]}}
 
 
@@ -174,12 +195,23 @@ def write(place: Path, digest: str) -> None:
         catalog.unlink()
 
 
+def write_deltas(place: Path) -> None:
+    with ckptstore.open(place, chunk_bytes=1 << 15, compression="best") as store:
+        for address, step in MOVING.items():
+            run, _, number = address.partition("@")
+            parent = "main@2" if run == "side" else None
+            store.commit(moving(step), step=int(number), run=run, parent=parent, metadata=METADATA)
+    (place / "catalog.sqlite").unlink()
+
+
 def main() -> None:
+    """What is there already is golden for ever."""
+    folder = HERE / f"format{FORMAT}"
     for digest in DIGESTS:
-        place = HERE / f"format{FORMAT}" / digest
-        if place.exists():
-            raise SystemExit(f"{place} is there already, and golden for ever")
-        write(place, digest)
+        if not (folder / digest).exists():
+            write(folder / digest, digest)
+    if not (folder / DELTAS).exists():
+        write_deltas(folder / DELTAS)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from ckptstore.testing.equality import assert_same
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about sparse and quantised tensors
 
 HERE = Path(__file__).parent
-STATES = runpy.run_path(str(HERE / "make.py"))["STATES"]
+MAKE = runpy.run_path(str(HERE / "make.py"))
+STATES, MOVING, moving = MAKE["STATES"], MAKE["MOVING"], MAKE["moving"]
 METADATA = {"loss": 0.5, "note": "né", "nested": {"list": [1, None, True]}}
 DIGESTS = ("xxh3_128", "sha256", "blake3")
 
@@ -84,20 +85,60 @@ def test_it_goes_on(place):
     assert_nothing_leaked(place)
 
 
-@pytest.mark.parametrize("digest", DIGESTS)
-def test_what_is_covered(digest):
-    folder = HERE / "format1" / digest
-    codecs, digest_sizes = set(), set()
+def frames_of(folder):
     for path in folder.glob("packs/*/*.pack"):
         whole = path.read_bytes()
         tail = whole[-packs.TAIL_BYTES :]
         offset, length = packs.footer_range(tail, len(whole), path.stem)
-        for frame in packs.read_footer(whole[offset : offset + length], tail, path.stem):
-            codecs.add(frame.codec)
-            digest_sizes.add(len(frame.digest))
-    assert codecs == {0, 1}
-    assert digest_sizes == {16 if digest == "xxh3_128" else 32}
-    assert len(list(folder.glob("manifests/*/*.manifest"))) == len(STATES)
+        yield from packs.read_footer(whole[offset : offset + length], tail, path.stem)
+
+
+@pytest.mark.parametrize("digest", DIGESTS)
+def test_what_is_covered(digest):
+    frames = list(frames_of(HERE / "format1" / digest))
+    assert {frame.codec for frame in frames} == {0, 1}
+    assert {len(frame.digest) for frame in frames} == {16 if digest == "xxh3_128" else 32}
+    assert len(list((HERE / "format1" / digest).glob("manifests/*/*.manifest"))) == len(STATES)
+
+
+# what rests on others
+
+
+@pytest.fixture
+def deltas(tmp_path):
+    place = copied(tmp_path, "deltas")
+    report = ckptstore.rebuild_catalog(place)
+    assert (report.commits, report.packs, report.left_out) == (len(MOVING), 4, ())
+    return place
+
+
+def test_deltas_are_read(deltas):
+    with ckptstore.open(deltas, create=False) as store:
+        for address, step in MOVING.items():
+            assert_same(store.checkout(address), moving(step))
+        part = store.read(3, "numbers/torch.float32", index=slice(8190, 8200))
+        assert torch.equal(part, moving(3)["numbers"]["torch.float32"][8190:8200])
+        assert store.verify().ok
+
+
+def test_deltas_go_on(deltas):
+    with ckptstore.open(deltas, compression="best") as store:
+        store.commit(moving(5), step=5)
+        for step in (1, 2):
+            store.delete(step)
+        store.gc(grace=0)
+        store.gc(grace=0)
+        for address, step in {"main@3": 3, "main@5": 5, "side@7": 4}.items():
+            assert_same(store.checkout(address), moving(step))
+        assert store.verify().ok
+    assert_nothing_leaked(deltas)
+
+
+def test_what_deltas_cover():
+    frames = list(frames_of(HERE / "format1" / "deltas"))
+    assert {frame.codec for frame in frames} == {0, 1, 2, 3}
+    assert {bool(frame.base) for frame in frames if frame.codec == 3} == {True}
+    assert not any(frame.base for frame in frames if frame.codec != 3)
 
 
 def test_a_catalog_of_schema_0001(tmp_path):
