@@ -462,11 +462,13 @@ def test_the_next_commit_of_what_rests_heals_its_own(place):
         store.repair()
         before = resting(place)
         store.commit(state(2), step=10)
-        store.commit(state(11), step=11)
-        assert len(resting(place)) == len(before) + 1
         store.delete(10)
         store.gc(grace=0)
         assert_same(store.checkout(2), state(2))
+        store.commit(state(2), step=10)
+        store.commit(state(11), step=11)
+        assert len(resting(place)) == len(before) + 1
+        store.delete(10)
         assert_same(store.checkout(11), state(11))
         problems = store.verify().problems
         assert {leaf for problem in problems for leaf in problem.affected} == leaves(0, 1, 3)
@@ -480,6 +482,17 @@ def test_the_next_commit_of_what_rests_heals_its_own(place):
         assert_same(store.checkout(2), state(2))
         assert_same(store.checkout(11), state(11))
         assert store.verify().ok
+
+
+def test_what_was_lost_is_stored_whole(place):
+    """Though it could rest on what is there, since commits that lost it need not have that."""
+    path_of(place, resting(place)[1]).unlink()
+    with opened(place) as store:
+        assert set(store.repair().lost) == leaves(2)
+        store.commit(state(2), step=10)
+        store.delete(10)
+        store.gc(grace=0)
+    assert_steps(place, states(0, 1, 2, 3))
 
 
 def test_a_chunk_that_is_stored_while_it_is_lost_heals_nobody_as_a_delta(place):
