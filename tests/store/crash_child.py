@@ -65,6 +65,8 @@ class Writer:
             say("done delete", run, step)
 
     def keep_last(self, run):
+        if self.stores[run].latest() is None:
+            return
         plan = self.stores[run].plan_gc(keep=ckptstore.KeepLast(3), grace=0)
         for commit in plan.delete:
             say("begin delete", run, commit.step)
