@@ -4,7 +4,7 @@
 
 The time of a commit is what training loses: until `commit_async` has returned and the current stream may go on. Every
 state that was stored is loaded and compared. Without a CUDA device, it says so and measures nothing.
-docs/performance-cuda.md says what the rows are. Ends with status 1 when other bits came back than were given.
+docs/performance.md says what the rows are. Ends with status 1 when other bits came back than were given.
 """
 
 from __future__ import annotations
