@@ -178,6 +178,29 @@ CODECS = Comparison(
 )
 
 
+AT_ONCE = "ckptstore, at once"
+
+
+def _of_peer(row: str, column: str = OWN) -> Callable[[Samples], float | None]:
+    """The share of the peer's time."""
+    return lambda samples: ratio(samples.median(row, column), samples.median(row, PEER))
+
+
+STALLS = Comparison(
+    OWN,
+    PEER,
+    _the_time,
+    (
+        Figure("all-new, copied at once", _of_peer("all-new", AT_ONCE), 0.5, more=False),
+        Figure("all-new", _of_peer("all-new"), 0.1, more=False),
+        Figure("95% frozen", _of_peer("95% frozen"), 0.2, more=False),
+        Figure("95% frozen, copied at once", _of_peer("95% frozen", AT_ONCE), 0.2, more=False),
+        Figure("first call", _of_peer("first call"), 0.2, more=False),
+        Figure("lost to a save", _of_peer("lost to a save"), 1 / 3, more=False),
+    ),
+)
+
+
 def growth(few: str, many: str) -> Comparison:
     """A catalog of many commits beside one of few."""
 

@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
     Attributes:
         data: the bytes.
-        copied: whether they are not the caller's own memory, or only on loan.
+        copied: whether they are not the caller's own memory, nor on loan.
         form: what they are.
         base: tells the digest of a chunk that may be much like this one; empty when there is none.
         loan: to be ended once nobody looks at them any more.

@@ -31,6 +31,7 @@ _WORKERS = min(4, os.cpu_count() or 1)
 _PACKS_IN_FLIGHT = 2
 _WINDOW_BYTES = 1 << 30
 _WINDOW_COPIES = 16 << 20
+_WINDOW_LOANS = 64 << 20
 _WINDOW_CHUNKS = 1 << 14
 _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 256
@@ -227,16 +228,17 @@ def _after(piece: Piece, digests: Sequence[bytes]) -> Piece:
 
 
 def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Like `groups`, with a bound on what is copied beside the bound on what is looked at."""
+    """Like `groups`, with bounds on what is copied and on loan beside the bound on what is looked at."""
     window: list[Piece] = []
-    size = copies = 0
+    size = copies = loans = 0
     for piece in pieces:
         window.append(piece)
         size += len(piece.data)
         copies += len(piece.data) if piece.copied else 0
-        full = size >= _WINDOW_BYTES or copies >= _WINDOW_COPIES or len(window) >= _WINDOW_CHUNKS
-        if full and not piece.goes_on:
+        loans += len(piece.data) if piece.loan is not None else 0
+        full = size >= _WINDOW_BYTES or copies >= _WINDOW_COPIES or loans >= _WINDOW_LOANS
+        if (full or len(window) >= _WINDOW_CHUNKS) and not piece.goes_on:
             yield window
-            window, size, copies = [], 0, 0
+            window, size, copies, loans = [], 0, 0, 0
     if window:
         yield window

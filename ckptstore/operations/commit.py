@@ -191,7 +191,7 @@ class _Planned:
                 yield Piece(chunk_bytes(array, *self.grid.box(number)), True, form, partial(base, self.entry, number))
             else:
                 data, loan = self._borrowed(plain, at, at + size)
-                yield Piece(data, loan is not None, form, partial(base, self.entry, number), loan)
+                yield Piece(data, False, form, partial(base, self.entry, number), loan)
             at += size
 
     def _borrowed(self, plain: memoryview, start: int, stop: int) -> tuple[memoryview, Loan | None]:

@@ -67,13 +67,17 @@ class Lender:
             rest = slice(self._borrowed_to, None)
             return [(self._live[rest], self._kept().content[rest])] if self._borrowed_to < len(self._live) else []
 
-    def settle(self, *, well: bool = True) -> None:
-        """After `claim` and the copy: wait for loans. From here on the tensor may change."""
+    def settle(self, *, well: bool) -> None:
+        """After `claim`: the copy was made, well or not, and is lent from here on."""
         with self._turn:
             if self._state is not _State.SETTLED:
                 self._spoilt = not well or self._has_changed()
                 self._state = _State.SETTLED
                 self._turn.notify_all()
+
+    def wait(self) -> None:
+        """After `settle`: once no loan is left, the tensor may change."""
+        with self._turn:
             self._turn.wait_for(lambda: not self._loans)
 
     def abandon(self) -> None:
@@ -190,6 +194,8 @@ class JustInTime:
             finally:
                 for lender in lenders:
                     lender.settle(well=well)
+            for lender in lenders:  # not before all are settled: who has a loan of one may wait to borrow the next
+                lender.wait()
 
     def _all(self) -> list[Lender]:
         return list(dict.fromkeys(lender for lenders in self._lenders.values() for lender in lenders))

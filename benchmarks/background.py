@@ -1,0 +1,133 @@
+"""The tools that save in the background, each used as its documentation says, with memory kept from save to save."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+import ckptstore
+from benchmarks.figures import AT_ONCE, OWN, PEER
+from benchmarks.measuring import remove
+from benchmarks.tools import Dcp, Tensors, sync
+from benchmarks.trained import Trained
+
+
+class Background(ABC):
+    """Saves the state of one training to a folder, with one save in flight at a time."""
+
+    name: ClassVar[str]
+
+    def __init__(self, trained: Trained, folder: Path) -> None:
+        self.trained, self.folder = trained, folder
+
+    @abstractmethod
+    def save(self) -> None:
+        """Begin a save; the last one is finished."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait until the last save is on disk."""
+
+    @abstractmethod
+    def load(self, into: Tensors) -> None:
+        """The last save, under the names of `Trained.tensors`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give memory and disk back."""
+
+
+class Own(Background):
+    """commit_async as it comes."""
+
+    name = OWN
+    just_in_time = True
+
+    def __init__(self, trained: Trained, folder: Path) -> None:
+        super().__init__(trained, folder)
+        self._store = ckptstore.open(folder)
+        self._step = 0
+        self._handle: ckptstore.CommitHandle | None = None
+
+    def save(self) -> None:
+        self._step += 1
+        state = {"state": self.trained.tensors(), "optimizer": self.trained.optimizer}
+        self._handle = self._store.commit_async(state, step=self._step, just_in_time=self.just_in_time)
+
+    def finish(self) -> None:
+        if self._handle is not None:
+            self._handle.result()
+
+    def load(self, into: Tensors) -> None:
+        self._store.checkout("latest", into={"state": into})
+
+    def close(self) -> None:
+        self._store.close()
+        remove(self.folder)
+
+
+class OwnAtOnce(Own):
+    """commit_async that copies before it returns."""
+
+    name = AT_ONCE
+    just_in_time = False
+
+
+class DcpAtOnce(Background):
+    """async_save with a stager that is kept, which copies before it returns."""
+
+    name = PEER
+    options = StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+    )
+
+    def __init__(self, trained: Trained, folder: Path) -> None:
+        super().__init__(trained, folder)
+        self._stager = DefaultStager(self.options)
+        self._saved: Any = None
+
+    def save(self) -> None:
+        remove(self.folder)
+        writer = FileSystemWriter(self.folder, sync_files=True)
+        self._saved = async_save(self.trained.tensors(), storage_writer=writer, async_stager=self._stager, no_dist=True)
+
+    def finish(self) -> None:
+        if self._saved is not None:
+            getattr(self._saved, "upload_completion", self._saved).result()
+            sync(self.folder)
+
+    def load(self, into: Tensors) -> None:
+        Dcp().load(into, self.folder)
+
+    def close(self) -> None:
+        self._stager.close()
+        remove(self.folder)
+
+
+class DcpInThread(DcpAtOnce):
+    """async_save whose kept stager copies in a thread; the next step waits for it."""
+
+    name = "DCP, in a thread"
+    options = StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=False
+    )
+
+    def __init__(self, trained: Trained, folder: Path) -> None:
+        super().__init__(trained, folder)
+        self._hook = trained.optimizer.register_step_pre_hook(self._before_step)
+
+    def close(self) -> None:
+        self._hook.remove()
+        super().close()
+
+    def _before_step(self, *_: object) -> None:
+        if self._saved is not None:
+            self._saved.staging_completion.result()
+
+
+BACKGROUND: tuple[type[Background], ...] = (Own, OwnAtOnce, DcpAtOnce, DcpInThread)
