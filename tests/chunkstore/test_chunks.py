@@ -120,6 +120,50 @@ def test_one_session_stores_a_content_once_however_often_it_writes(chunks, monke
     assert others(own, needs) == []
 
 
+class Lent:
+    """Bytes that change as soon as their loan ends."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.kept, self.ended = bytearray(data), 0, 0
+
+    def keep(self) -> memoryview:
+        assert not self.ended
+        self.kept += 1
+        return memoryview(bytes(self.data))
+
+    def end(self) -> None:
+        self.data[:] = bytes(len(self.data))
+        self.ended += 1
+
+
+def test_what_is_on_loan_is_kept_only_if_it_is_new(chunks, monkeypatch):
+    monkeypatch.setattr(writer, "_WINDOW_LOANS", 2500)
+    data = [os.urandom(1000) for _ in range(9)]
+    put(chunks, data[:4])
+    lent = [Lent(chunk) for chunk in data]
+    session = chunks.catalog.open_session(60)
+    with chunks.writer(session) as sink:
+        digests = sink.write(Piece(memoryview(loan.data), copied=False, loan=loan) for loan in lent)
+        own, _ = sink.finish()
+    assert [loan.kept for loan in lent] == [0] * 4 + [1] * 5
+    assert [loan.ended for loan in lent] == [1] * 9
+    assert [location.digest for pack in own for location in pack.chunks] == digests[4:]
+    assert digests == [chunks.digest.compute(chunk) for chunk in data]
+
+
+def test_loans_end_soon(chunks, monkeypatch):
+    monkeypatch.setattr(writer, "_WINDOW_LOANS", 2500)
+    lent = [Lent(os.urandom(1000)) for _ in range(9)]
+
+    def lending():
+        for place, loan in enumerate(lent):
+            assert sum(not earlier.ended for earlier in lent[:place]) < 3
+            yield Piece(memoryview(loan.data), copied=False, loan=loan)
+
+    with chunks.writer(chunks.catalog.open_session(60)) as sink:
+        assert len(sink.write(lending())) == 9
+
+
 def test_what_is_not_committed_is_not_relied_on(chunks):
     content = os.urandom(1000)
     with chunks.writer(chunks.catalog.open_session(60)) as sink:

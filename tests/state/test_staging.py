@@ -1,0 +1,152 @@
+"""What is copied, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptstore.format.digests import digest_named
+from ckptstore.state.kept import KeptBuffers
+from ckptstore.state.staging import Stager
+from ckptstore.state.tensors import TensorLeaf, pointer
+from ckptstore.state.tree import flatten, unflatten
+from ckptstore.state.values import decode
+from ckptstore.testing.equality import assert_same
+from ckptstore.testing.states import dense_tensors, numpy_arrays
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about complex32
+FINGERPRINT = digest_named("xxh3_128").compute
+
+
+class Counting(KeptBuffers):
+    def __init__(self, told):
+        super().__init__()
+        self._told = told
+
+    def copy(self, pairs):
+        self._told.copied += sum(len(source) for source, _ in pairs)
+        super().copy(pairs)
+
+
+class Watched(Stager):
+    """Tells how many bytes it copied and looked at."""
+
+    def __init__(self, *, blind: bool = False) -> None:
+        self.seen = self.copied = 0
+        super().__init__(None if blind else self._look)
+        self._buffers = Counting(self)
+
+    def _look(self, data):
+        self.seen += len(data)
+        return FINGERPRINT(data)
+
+    def counted(self, state, *, just_in_time=True):
+        """Stage, and say what that took."""
+        self.seen = self.copied = 0
+        staged = self.stage(flatten(state), just_in_time=just_in_time)
+        counts = self.copied, self.seen
+        staged.just_in_time.close()
+        staged.just_in_time.unhook()
+        self.remember()
+        return counts
+
+
+@pytest.fixture
+def stager():
+    made = Watched()
+    yield made
+    made.close()
+
+
+def test_what_did_not_change_is_hashed_and_not_copied(stager):
+    state: dict[str, Any] = {"still": torch.randn(5000), "array": np.zeros(3000), "moving": torch.randn(4000)}
+    still, moving = 20_000 + 24_000, 16_000
+    assert stager.counted(state) == (still + moving, 0)
+    state["moving"].add_(1)
+    assert stager.counted(state) == (moving, still + moving)
+    state["moving"].add_(1)
+    assert stager.counted(state) == (moving, still)  # it is known to change, and copied unseen
+    assert stager.counted(state) == (moving, still)
+    assert stager.counted(state) == (0, still + moving)
+    state["array"][7] = -0.0
+    assert stager.counted(state) == (24_000, still + moving)
+
+
+def test_without_a_fast_digest_everything_is_copied():
+    stager = Watched(blind=True)
+    for _ in range(3):
+        assert stager.counted({"still": torch.zeros(5000)}) == (20_000, 0)
+    stager.close()
+
+
+def test_memory_is_used_again(stager):
+    state: dict[str, Any] = {"w": torch.randn(5000), "n": np.zeros(3000), "large": torch.randn(3 << 20)}
+    places = []
+    for _ in range(3):
+        staged = stager.stage(flatten(state), just_in_time=True)
+        places.append([pointer(leaf.tensor) for leaf in staged.flat.leaves.values() if isinstance(leaf, TensorLeaf)])
+        assert_same(unflatten(staged.flat.containers, tensors(staged.flat)), state)
+        state["w"].add_(1)
+    assert places[0] == places[1] == places[2]
+    assert stager.counted({"w": state["w"]})
+    assert stager._buffers._held.keys() == {"w"}
+
+
+def tensors(flat):
+    return {
+        path: leaf.tensor if isinstance(leaf, TensorLeaf) else decode(leaf, path) for path, leaf in flat.leaves.items()
+    }
+
+
+def unmoved(staged, state):
+    """Paths of arrays that are where they were."""
+    now = {path: leaf for path, leaf in staged.flat.leaves.items() if isinstance(leaf, TensorLeaf)}
+    before = flatten(state).leaves
+    return {path for path, leaf in now.items() if pointer(leaf.tensor) == pointer(before[path].tensor)}
+
+
+@pytest.mark.parametrize("between", ["at once", "just in time", "not remembered"])
+def test_what_comes_back_is_not_taken_for_what_came_between(stager, between):
+    weight = torch.nn.Parameter(torch.randn(50, 60))
+    state = {"w": weight, "o": torch.optim.SGD([weight])}
+    first, other = weight.detach().clone(), torch.randn(50, 60)
+    for content, just_in_time in ((first, False), (first, False), (other, between == "just in time"), (first, False)):
+        weight.data.copy_(content)
+        staged = stager.stage(flatten(state), just_in_time=just_in_time)
+        staged.just_in_time.settle_all()
+        if content is first or between != "not remembered":
+            stager.remember()
+    assert_same(tensors(staged.flat)["w"].detach(), first)
+
+
+def test_only_what_optimizers_own_stays_live(stager):
+    weight, frozen = torch.nn.Parameter(torch.randn(50, 60)), torch.randn(50, 60)
+    optimizer = torch.optim.SGD([{"params": [weight], "lr": torch.full((), 0.1)}], momentum=0.9)
+    weight.grad = torch.ones(50, 60)
+    optimizer.step()
+    arena = torch.randn(2, 3000)
+    second = torch.optim.SGD([torch.nn.Parameter(arena[0])])
+    state = {"w": weight, "view": weight[:20], "frozen": frozen, "o": [optimizer, {"s": second}], "arena": arena}
+    state["owned"] = arena[0]
+    staged = stager.stage(flatten(state), just_in_time=True)
+    assert unmoved(staged, state) == {"w", "o/0/state/0/momentum_buffer", "owned"}
+    assert_same(staged.flat.leaves["w"].tensor, weight)
+    staged.just_in_time.close()
+    staged.just_in_time.unhook()
+    staged = stager.stage(flatten(state), just_in_time=False)
+    assert unmoved(staged, state) == set()
+
+
+@given(st.lists(dense_tensors() | numpy_arrays(), min_size=1, max_size=4))
+def test_every_array_is_staged_as_it_is(arrays):
+    stager = Stager(FINGERPRINT)
+    for _ in range(2):
+        staged = stager.stage(flatten({"arrays": arrays}), just_in_time=True)
+        assert_same(unflatten(staged.flat.containers, tensors(staged.flat)), {"arrays": arrays})
+        stager.remember()
+    stager.close()
