@@ -30,11 +30,12 @@ class ChunkStore:
     config: StoreConfig
     sealer: Sealer | None = None
     compression: Level = "auto"
-    pace: Pace = field(init=False, default_factory=Pace, compare=False, repr=False)
+    pace: Pace = field(init=False, compare=False, repr=False)
     payloads: Payloads = field(init=False)
 
     def __post_init__(self) -> None:
         key = None if self.sealer is None else self.sealer.derive("digests")
+        object.__setattr__(self, "pace", Pace(far="://" in self.storage.url))
         object.__setattr__(self, "payloads", Payloads(digest_named(self.config.digest, key), self.sealer))
 
     @property
