@@ -102,16 +102,16 @@ def assert_exact(store: Store, run: str, step: int) -> None:
 
 def assert_whole(place: Place, needed: Iterable[tuple[str, int]] = ()) -> set[tuple[str, int]]:
     """Every live step is exact, the needed ones are among them, and `verify` finds nothing; the live (run, step)s."""
-    site = site_of(place)
-    with site.open() as store:
-        live = {(run.name, step) for run in store.runs() for step in _steps(site, run.name)}
+    parts = site_of(place).parts()
+    with Store(parts, "main") as store:
+        live = {(run.name, step) for run in store.runs() for step in parts.catalog.steps(run.name)}
         lost = set(needed) - live
         assert not lost, f"lost: {sorted(lost)}"
         for run, step in live:
             assert_exact(store, run, step)
         report = store.verify()
-    assert report.ok, report.problems
-    assert_held(site)
+        assert report.ok, report.problems
+        _assert_held(parts)
     return live
 
 
@@ -119,8 +119,12 @@ def assert_held(place: Place) -> None:
     """No commit lacks a chunk, but what it is known to have lost."""
     parts = site_of(place).parts()
     with closing(parts.catalog):
-        lost = {(commit, digest) for digest, commits in parts.catalog.lost().items() for commit in commits}
-        assert unheld(parts) == lost
+        _assert_held(parts)
+
+
+def _assert_held(chunks: ChunkStore) -> None:
+    lost = {(commit, digest) for digest, commits in chunks.catalog.lost().items() for commit in commits}
+    assert unheld(chunks) == lost
 
 
 def unheld(chunks: ChunkStore) -> set[tuple[str, bytes]]:
@@ -171,11 +175,6 @@ def age_temporary(place: Place) -> None:
     """Let a long time pass since unfinished files were written; only folders have some."""
     for path in Path(site_of(place).url).rglob(f"{TEMPORARY}*"):
         os.utime(path, (0, 0))
-
-
-def _steps(site: Site, run: str) -> list[int]:
-    with site.open(run) as store:
-        return store.steps()
 
 
 def _noise(seed: str, nbytes: int) -> torch.Tensor:
