@@ -9,7 +9,7 @@ from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore.encoding import Encoder, Made, NewChunk, Piece
 from ckptstore.chunkstore.reader import DEFAULT_BUDGET
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs import Level
+from ckptstore.format.codecs import Effort
 from ckptstore.format.codecs.base import NoGain
 
 _DEEPEST = 4
@@ -61,7 +61,7 @@ def derivations(
 def encode(
     group: Sequence[tuple[bytes, Piece]],
     encoder: Encoder,
-    effort: Level,
+    effort: Effort,
     near: Mapping[bytes, ChunkLocation],
     derived: Mapping[bytes, Derivation],
 ) -> list[NewChunk]:

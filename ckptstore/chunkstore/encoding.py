@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs import BYTES, Codec, Form, Level, encode
+from ckptstore.format.codecs import BYTES, Codec, Effort, Form, Level, encode
 from ckptstore.storage.base import Buffer
 
 _SMALLEST = 4096
@@ -84,7 +84,7 @@ class Encoder:
     may_rest: Callable[[set[bytes]], set[bytes]]
     raw: Callable[[Sequence[bytes]], list[memoryview]]
 
-    def effort(self) -> Level:
+    def effort(self) -> Effort:
         """The level for what comes next."""
         return self.pace.choose() if self.level == "auto" else self.level
 
@@ -106,7 +106,7 @@ class Encoder:
         }
 
     def encode(
-        self, group: Sequence[tuple[bytes, Piece]], effort: Level, near: Mapping[bytes, ChunkLocation]
+        self, group: Sequence[tuple[bytes, Piece]], effort: Effort, near: Mapping[bytes, ChunkLocation]
     ) -> list[NewChunk]:
         """Each chunk, on what it may rest or whole, whatever is smaller."""
         bases = self._read({near[digest].digest for digest, _ in group if digest in near})

@@ -9,17 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from ckptstore.format.codecs import Level
+from ckptstore.format.codecs import Effort
 
-_EFFORTS: tuple[Level, ...] = ("best", "fast", "none")
+_EFFORTS: tuple[Effort, ...] = ("best", "fast", "light")
 _MEMORY_BYTES = 1 << 30
 """About how far back measurements count."""
 _GUESSED_BYTES = 16 << 20
 """As much as has been measured, guesses count."""
-_GUESSES: dict[Level, tuple[float, float]] = {"best": (3e8, 0.65), "fast": (2e9, 0.83)}
+_GUESSES: dict[Effort, tuple[float, float]] = {"best": (3e8, 0.65), "fast": (2e9, 0.83)}
 """Bytes encoded in a second, and the share that is left: of a trained state, on two cores."""
 _NEAR, _FAR = 1e9, 1e8
 """Bytes written in a second, here and over a network."""
+_WORTH_NEAR, _WORTH_FAR = 4.0, 1.5
+"""How many times as fast as writing encoding must be: it takes the cores away, and a local disk needs them more."""
 
 
 @dataclass
@@ -40,8 +42,8 @@ class _Rate:
 class Pace:
     """What encoding and writing were seen to take on one storage. Kept from commit to commit; safe for threads.
 
-    Chunks are encoded while packs are written, so that a byte costs the longer of the two: the time of encoding it, or
-    the time of writing what it becomes. Until it was seen, it is guessed.
+    Chunks are encoded while packs are written, so that a byte costs the longer of the two: the time of encoding it, by
+    so much as encoding is in the way of writing, or the time of writing what it becomes. What was not seen is guessed.
 
     Args:
         far: whether the storage is behind a network.
@@ -59,21 +61,22 @@ class Pace:
     def __reduce__(self) -> tuple[partial[Pace], tuple[()]]:
         return partial(Pace, far=self._far), ()
 
-    def choose(self) -> Level:
+    def choose(self) -> Effort:
         """The effort for what comes next: the one that takes least time."""
         with self._lock:
             return min(_EFFORTS, key=self._cost)
 
-    def _cost(self, effort: Level) -> float:
+    def _cost(self, effort: Effort) -> float:
         """Seconds for a byte."""
         writing = self._puts.seconds / self._puts.taken
-        if effort == "none":
+        if effort == "light":
             return writing
         seen = self._efforts[effort]
-        return max(seen.seconds / seen.taken, writing * seen.made / seen.taken)
+        worth = _WORTH_FAR if self._far else _WORTH_NEAR
+        return max(worth * seen.seconds / seen.taken, writing * seen.made / seen.taken)
 
     @contextmanager
-    def encoding(self, effort: Level, taken: int) -> Iterator[list[int]]:
+    def encoding(self, effort: Effort, taken: int) -> Iterator[list[int]]:
         """Around the encoding of some bytes; the lengths of what comes out are to be put into the list."""
         start, made = self._clock(), list[int]()
         yield made

@@ -21,7 +21,7 @@ from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.format import packs
-from ckptstore.format.codecs import Level
+from ckptstore.format.codecs import Effort
 from ckptstore.format.manifest import split_digests
 from ckptstore.storage.base import Buffer, Storage
 
@@ -167,7 +167,7 @@ class ChunkWriter:
     def _store(
         self,
         batch: list[tuple[bytes, Piece]],
-        effort: Level,
+        effort: Effort,
         near: Mapping[bytes, ChunkLocation],
         derived: Mapping[bytes, Derivation],
     ) -> None:

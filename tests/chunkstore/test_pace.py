@@ -19,9 +19,9 @@ class Clock:
         return self.now
 
 
-def seen(clock, *, write, fast, best):
-    """A pace that saw one pack written and both efforts; each as (bytes per second, share that is left)."""
-    pace = Pace(far=False, clock=clock)
+def seen(clock, *, write, fast, best, far=True):
+    """A pace that saw packs written and both efforts; each as (bytes per second, share that is left)."""
+    pace = Pace(far=far, clock=clock)
     for _ in range(64):
         put(pace, clock, write)
         encode(pace, clock, "fast", fast)
@@ -45,33 +45,38 @@ def encode(pace, clock, effort, told):
     ("write", "fast", "best", "expected"),
     [
         (1e9, (3e9, 0.8), (5e8, 0.5), "fast"),
-        (3e9, (2e9, 0.8), (5e8, 0.5), "none"),
+        (3e9, (2e9, 0.8), (5e8, 0.5), "light"),
         (1e8, (2e9, 0.8), (5e8, 0.5), "best"),
         (1e9, (9e9, 1.0), (9e9, 1.0), "best"),  # nothing is lost by it
-        (1e9, (8e8, 0.8), (7e8, 0.1), "none"),
+        (1e9, (8e8, 0.8), (7e8, 0.1), "light"),
     ],
 )
 def test_what_takes_least(write, fast, best, expected):
     assert seen(Clock(), write=write, fast=fast, best=best).choose() == expected
 
 
-@pytest.mark.parametrize(("far", "expected"), [(False, "fast"), (True, "best")])
+@pytest.mark.parametrize(("far", "expected"), [(False, "light"), (True, "best")])
 def test_a_guess_comes_first(far, expected):
     assert Pace(far=far).choose() == expected
 
 
 def test_a_wrong_guess_is_soon_forgotten():
     clock = Clock()
-    pace = Pace(far=False, clock=clock)
-    for _ in range(2):
+    pace = Pace(far=True, clock=clock)
+    for _ in range(4):
         encode(pace, clock, pace.choose(), (1e8, 0.9))
-    assert pace.choose() == "none"
+    assert pace.choose() == "light"
+
+
+@pytest.mark.parametrize(("write", "expected"), [(1e9, "light"), (4e8, "light"), (1.5e8, "fast"), (2e7, "best")])
+def test_a_local_disk_needs_the_cores_itself(write, expected):
+    assert seen(Clock(), write=write, fast=(1.2e9, 0.8), best=(3e8, 0.6), far=False).choose() == expected
 
 
 def test_what_changed_is_noticed():
     clock = Clock()
     pace = seen(clock, write=3e9, fast=(2e9, 0.8), best=(5e8, 0.5))
-    assert pace.choose() == "none"
+    assert pace.choose() == "light"
     for _ in range(32):
         put(pace, clock, 1e8)
     assert pace.choose() == "best"
@@ -83,7 +88,7 @@ def test_two_at_once_count_once_in_time():
     for _ in range(32):
         with pace.putting(64 * MIB), pace.putting(64 * MIB):
             clock.now += 128 * MIB / 4e9
-    assert pace.choose() == "none"
+    assert pace.choose() == "light"
 
 
 def test_a_failed_put_is_over():
@@ -97,4 +102,4 @@ def test_a_failed_put_is_over():
 
 
 def test_a_copy_in_another_process_begins_anew():
-    assert pickle.loads(pickle.dumps(seen(Clock(), write=1e9, fast=(1e8, 1), best=(1e8, 1)))).choose() == "fast"
+    assert pickle.loads(pickle.dumps(seen(Clock(), write=1e9, fast=(1e8, 1), best=(1e8, 1)))).choose() == "best"

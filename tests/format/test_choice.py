@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.format.codecs import RAW, ZSTD, Form, Level, codec_numbered, encode
+from ckptstore.format.codecs import RAW, ZSTD, Effort, Form, codec_numbered, encode
 
 PLANES, DELTA = codec_numbered(2), codec_numbered(3)
-LEVELS: list[Level] = ["none", "fast", "auto", "best"]
+LEVELS: list[Effort] = ["none", "light", "fast", "auto", "best"]
 FLOATS = Form(4, floating=True)
 
 
@@ -112,3 +112,8 @@ def test_what_looks_at_more_is_not_larger(count):
 def test_a_chunk_that_a_frame_may_not_stand_for_stays_raw():
     huge = raw_of(np.zeros((256 << 20) + 1, np.uint8))
     assert encode(huge, FLOATS, None, "best").codec == RAW.number
+
+
+def test_light_takes_what_shrinks_much_and_nothing_else():
+    assert check(memoryview(bytes(1 << 16)), FLOATS, None, "light") == ZSTD.number
+    assert check(raw_of(trained(1 << 14)), FLOATS, None, "light") == RAW.number

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ckptstore.errors import StoreTooNew
-from ckptstore.format.codecs.base import BYTES, Buffer, Codec, Form, Level
+from ckptstore.format.codecs.base import BYTES, Buffer, Codec, Effort, Form, Level
 from ckptstore.format.codecs.raw import Raw
 from ckptstore.format.codecs.zstd import Zstd
 from ckptstore.format.packs import MOST_ENCODED
@@ -22,7 +22,7 @@ _SMALLEST = 256
 _HOMES = {0: "raw.Raw", 1: "zstd.Zstd", 2: "planes.Planes", _DELTA: "delta.Delta", 4: "adam.Adam"}
 """Imported when a frame needs them, since some bring numpy."""
 
-__all__ = ["BYTES", "RAW", "ZSTD", "Codec", "Encoded", "Form", "Level", "codec_numbered", "encode"]
+__all__ = ["BYTES", "RAW", "ZSTD", "Codec", "Effort", "Encoded", "Form", "Level", "codec_numbered", "encode"]
 
 
 @cache
@@ -47,11 +47,12 @@ class Encoded(NamedTuple):
         return self.codec == _DELTA
 
 
-def encode(raw: memoryview, form: Form = BYTES, base: memoryview | None = None, level: Level = "fast") -> Encoded:
+def encode(raw: memoryview, form: Form = BYTES, base: memoryview | None = None, level: Effort = "fast") -> Encoded:
     """The smallest of the encodings that a level looks at, as far as samples tell; it is never larger than `raw`.
 
-    "none" stores bytes as they are. "fast" looks at zstd and planes. "auto" and "best" look at the difference to `base`
-    too, the raw bytes of an older chunk; "best" takes the smaller of the two encodings that seem best.
+    "none" stores bytes as they are. "light" looks at zstd, where much is to be saved, "fast" at zstd and planes. "auto"
+    and "best" look at the difference to `base` too, the raw bytes of an older chunk; "best" takes the smaller of the
+    two encodings that seem best.
     """
     if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
         from ckptstore.format.codecs.choice import candidates

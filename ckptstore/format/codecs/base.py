@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 Buffer = bytes | bytearray | memoryview
 Level = Literal["none", "fast", "auto", "best"]
+Effort = Level | Literal["light"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from ckptstore.format.codecs.base import Buffer, Form, Level
+from ckptstore.format.codecs.base import Buffer, Effort, Form
 from ckptstore.format.codecs.delta import Delta
 from ckptstore.format.codecs.planes import Planes
 from ckptstore.format.codecs.zstd import Zstd
 
 _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
+_MUCH = 0.7
 _RELIANCE = 0.98  # another chunk must be read before
 
 
@@ -24,16 +25,17 @@ class Candidate(NamedTuple):
     encode: Callable[[], Buffer]
 
 
-def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Level) -> list[Candidate]:
+def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort) -> list[Candidate]:
     """What seems worth its time, the most promising first."""
     found = sorted(_candidates(raw, form, base, level), key=lambda candidate: candidate.share)
-    return [candidate for candidate in found if candidate.share < _WORTH]
+    worth = _MUCH if level == "light" else _WORTH
+    return [candidate for candidate in found if candidate.share < worth]
 
 
-def _candidates(raw: memoryview, form: Form, base: memoryview | None, level: Level) -> Iterator[Candidate]:
+def _candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort) -> Iterator[Candidate]:
     zstd, planes, delta = Zstd(), Planes(), Delta()
     yield Candidate(zstd.number, zstd.share(raw), partial(zstd.encode, raw))
-    if len(raw) < _NUMBERS:
+    if level == "light" or len(raw) < _NUMBERS:
         return
     for plan in planes.plans(raw, form, thorough=level == "best"):
         yield Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw))
