@@ -95,6 +95,8 @@ class KeptBuffers:
 
     def spread(self, work: Callable[[Any], T], jobs: Sequence[Any]) -> list[T]:
         """`work` on every job, in order. Each thread does one share: handing over costs more than a small job does."""
+        if not jobs:
+            return []
         shares = self._pool.map(lambda first: [work(job) for job in jobs[first::_WORKERS]], range(_WORKERS))
         done: list[Any] = [None] * len(jobs)
         for first, share in enumerate(shares):
