@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
-from collections import deque
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ckptstore.storage.base import Buffer
 
-_IOV_MAX = os.sysconf("SC_IOV_MAX")
-_WINDOW = 4 << 20
+_BLOCK = 4 << 20
+_OF_THREAD = threading.local()
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -88,48 +90,64 @@ def _rename_under_lock(temporary: Path, path: Path) -> None:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    position = 0
-    for views in _windows(parts):
-        start = position
-        while views:
-            written = os.writev(descriptor, views)
-            position += written
-            _drop(views, written)
-        _start_writeback(descriptor, start, position - start)
-
-
-def _windows(parts: Sequence[Buffer]) -> Iterator[deque[memoryview]]:
-    """The parts as bytes, in groups of about `_WINDOW` bytes that one writev takes."""
-    views: deque[memoryview] = deque()
+    """Through an aligned block, past the page cache where the file system can: finding pages for what nobody reads soon
+    costs more of the processor than all else.
+    """
+    _set_direct(descriptor, on=True)
     size = 0
+    for filled in _blocks(parts):
+        size += len(filled)
+        _write(descriptor, _whole_pages(filled))
+    os.ftruncate(descriptor, size)
+
+
+def _blocks(parts: Sequence[Buffer]) -> Iterator[memoryview]:
+    """The parts, one after another, in the thread's own block; each one is gone when the next is asked for."""
+    block, used = _own_block(), 0
     for part in parts:
-        view = _as_bytes(part)
-        for start in range(0, len(view), _WINDOW):
-            piece = view[start : start + _WINDOW]
-            views.append(piece)
-            size += len(piece)
-            if size >= _WINDOW or len(views) >= _IOV_MAX:
-                yield views
-                views, size = deque(), 0
-    if views:
-        yield views
+        rest = _as_bytes(part)
+        while rest:
+            count = min(len(rest), _BLOCK - used)
+            block[used : used + count] = rest[:count]
+            used, rest = used + count, rest[count:]
+            if used == _BLOCK:
+                yield block
+                used = 0
+    if used:
+        yield block[:used]
+
+
+def _own_block() -> memoryview:
+    if not hasattr(_OF_THREAD, "block"):
+        _OF_THREAD.block = memoryview(mmap.mmap(-1, _BLOCK))
+    block: memoryview = _OF_THREAD.block
+    return block
+
+
+def _whole_pages(filled: memoryview) -> memoryview:
+    """The same with what follows in its last page, since only whole pages are written past the page cache."""
+    return _own_block()[: len(filled) + -len(filled) % mmap.PAGESIZE]
+
+
+def _write(descriptor: int, data: memoryview) -> None:
+    while data:
+        try:
+            data = data[os.writev(descriptor, [data]) :]
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _set_direct(descriptor, on=False):
+                raise
+
+
+def _set_direct(descriptor: int, *, on: bool) -> bool:
+    """Whether that changed anything; not every system and file system can."""
+    direct = getattr(os, "O_DIRECT", 0)
+    before = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    with suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, before | direct if on else before & ~direct)
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL) != before
 
 
 def _as_bytes(part: Buffer) -> memoryview:
     """A buffer as a flat view of bytes, whatever its items are."""
     view = memoryview(part)
     return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def _drop(views: deque[memoryview], written: int) -> None:
-    while written:
-        first = views.popleft()
-        if written < len(first):
-            views.appendleft(first[written:])
-        written -= min(written, len(first))
-
-
-def _start_writeback(descriptor: int, start: int, length: int) -> None:
-    """Keep the disk busy while the next window is copied: 1.3 to 1.8 times the speed of one fsync at the end."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -149,6 +150,51 @@ def test_short_writes_are_completed(storage, monkeypatch):
     parts = [b"abc", b"defghijkl", b"m", b"n" * 30]
     storage.put("key", parts)
     assert storage.get("key") == b"".join(parts)
+
+
+BLOCK = 4 << 20
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 4097])
+def test_whatever_the_size_is(storage, size):
+    data = os.urandom(size)
+    storage.put("large", [b"\xff" * BLOCK])
+    storage.put("key", [data[: size // 3], data[size // 3 :]])
+    assert storage.get("key") == data
+    assert storage.head("key").size == size
+
+
+@pytest.mark.parametrize("refused", ["flag", "write"])
+def test_file_systems_that_need_the_page_cache(storage, monkeypatch, refused):
+    control, write, tries = fcntl.fcntl, os.writev, []
+
+    def refusing_control(descriptor, command, *flags):
+        if refused == "flag" and command == fcntl.F_SETFL and flags[0] & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return control(descriptor, command, *flags)
+
+    def refusing_write(descriptor, views):
+        tries.append(bool(control(descriptor, fcntl.F_GETFL) & os.O_DIRECT))
+        if tries[-1]:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return write(descriptor, views)
+
+    monkeypatch.setattr(fcntl, "fcntl", refusing_control)
+    monkeypatch.setattr(os, "writev", refusing_write)
+    data = os.urandom(BLOCK + 10)
+    storage.put("key", [data])
+    assert storage.get("key") == data
+    assert not any(tries[1:])
+
+
+def test_a_write_that_is_refused_for_good_is_told(storage, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "writev", refuse)
+    with pytest.raises(StorageError, match="Invalid argument"):
+        storage.put("key", [b"x"])
+    assert files(storage) == []
 
 
 def test_short_reads_are_completed(storage, monkeypatch):
