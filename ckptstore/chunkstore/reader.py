@@ -139,23 +139,26 @@ def _jobs(run: _Run, catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
     gaps = [0, *(_gap(before, after) for (_, before), (_, after) in pairwise(placed))]
     sealed, copies = run.payloads.sealer is not None, run.storage.copies
     return [
-        _Job(wish, location, _below(location, located), sealed, copies, gap)
+        _Job(wish, location, _below(wish.label, location, located), sealed, copies, gap)
         for (wish, location), gap in zip(placed, gaps, strict=False)
     ]
 
 
-def _below(location: ChunkLocation, located: Mapping[bytes, ChunkLocation]) -> tuple[ChunkLocation, ...]:
+def _below(label: str, location: ChunkLocation, located: Mapping[bytes, ChunkLocation]) -> tuple[ChunkLocation, ...]:
     """All that a chunk rests on, each behind what it rests on itself."""
     found: dict[bytes, ChunkLocation] = {}
 
-    def add(base: ChunkLocation) -> None:
-        if base.digest not in found:
-            for digest in base.bases:
-                add(located[digest])
-            found[base.digest] = base
+    def add(digest: bytes) -> None:
+        if digest in found:
+            return
+        if digest not in located:
+            raise MissingData(f"{label}: no pack holds the chunk {digest.hex()} that it rests on; run verify")
+        for base in located[digest].bases:
+            add(base)
+        found[digest] = located[digest]
 
     for digest in location.bases:
-        add(located[digest])
+        add(digest)
     return tuple(found.values())
 
 

@@ -102,7 +102,7 @@ def assert_exact(store: Store, run: str, step: int) -> None:
 
 def assert_whole(place: Place, needed: Iterable[tuple[str, int]] = ()) -> set[tuple[str, int]]:
     """Every live step is exact, the needed ones are among them, and `verify` finds nothing; the live (run, step)s."""
-    parts = site_of(place).parts()
+    parts = site_of(place).parts(create=True)  # also what a full disk kept from being made
     with Store(parts, "main") as store:
         live = {(run.name, step) for run in store.runs() for step in parts.catalog.steps(run.name)}
         lost = set(needed) - live
