@@ -268,7 +268,7 @@ def test_altered_and_moved_bytes_do_not_open(site):
 def test_altered_documents_and_metadata_do_not_open(site, tmp_path):
     document, other, _ = sorted(site.glob("manifests/*/*"))
     whole = document.read_bytes()
-    for content in (other.read_bytes(), whole[:-1], whole[:40] + b"x" + whole[41:], b""):
+    for content in (other.read_bytes(), whole[:-1], whole[:40] + bytes([whole[40] ^ 1]) + whole[41:], b""):
         document.write_bytes(content)
         with ckptstore.open(site) as store:
             assert not store.verify().ok
