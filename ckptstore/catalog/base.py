@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ckptstore.format.manifest import split_digests
+
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
@@ -76,8 +78,7 @@ class ChunkLocation:
     @property
     def bases(self) -> list[bytes]:
         """The digests of the chunks that it is decoded from."""
-        size = len(self.digest)
-        return [self.base[at : at + size] for at in range(0, len(self.base), size)]
+        return split_digests(self.base, len(self.digest))
 
 
 @dataclass(frozen=True, slots=True)

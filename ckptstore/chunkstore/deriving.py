@@ -42,7 +42,7 @@ class Derivation:
         except (NoGain, CorruptData):  # damage is for verify to tell; nothing shall rest on it
             return None
         rests_on = b"".join([*self.made.older, *self.newer])
-        return NewChunk(digest, self.made.codec.number, payload, len(piece.data), rests_on)
+        return NewChunk(digest, self.made.codec.number, payload, len(piece.data), rests_on, self.below)
 
 
 def derivations(

@@ -59,13 +59,17 @@ class Piece(NamedTuple):
 
 
 class NewChunk(NamedTuple):
-    """An encoded chunk that is not in a pack yet; `base` as in `ChunkLocation`."""
+    """An encoded chunk that is not in a pack yet; `base` as in `ChunkLocation`.
+
+    `below` is all of the store that it rests on.
+    """
 
     digest: bytes
     codec: int
     payload: Buffer
     raw_length: int
     base: bytes = b""
+    below: Sequence[ChunkLocation] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +116,10 @@ class Encoder:
         bases = self._read({near[digest].digest for digest, _ in group if digest in near})
         found = []
         for digest, piece in group:
-            base = near[digest].digest if digest in near else b""
-            made = encode(piece.data, piece.form, bases.get(base), effort)
-            found.append(NewChunk(digest, made.codec, made.payload, len(piece.data), base if made.uses_base else b""))
+            base = near.get(digest)
+            made = encode(piece.data, piece.form, None if base is None else bases.get(base.digest), effort)
+            chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
+            found.append(chunk._replace(base=base.digest, below=[base]) if base and made.uses_base else chunk)
         return found
 
     def _read(self, digests: set[bytes]) -> dict[bytes, memoryview]:

@@ -178,11 +178,9 @@ class ChunkWriter:
             made = [chunk for part in self._workers.map(work, parts) for chunk in part]
             sizes += [len(chunk.payload) for chunk in made]
         for chunk in made:
-            if chunk.base:
-                bases = split_digests(chunk.base, len(chunk.digest))
-                self._bases.update(bases)
-                for location in [near[chunk.digest]] if len(bases) == 1 else derived[chunk.digest].below:
-                    self._rely_on(location)
+            self._bases.update(split_digests(chunk.base, len(chunk.digest)))
+            for location in chunk.below:
+                self._rely_on(location)
             self.append(chunk)
 
     def append(self, chunk: NewChunk) -> None:

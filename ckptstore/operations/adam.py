@@ -15,7 +15,7 @@ from ckptstore.format.codecs.adam import Adam
 from ckptstore.format.codecs.adam_arithmetic import Kind, Number
 from ckptstore.format.codecs.adam_steps import Step
 from ckptstore.format.manifest import Entry, TensorEntry, ValueEntry
-from ckptstore.operations.lineage import Lineage
+from ckptstore.operations.lineage import Lineage, form_of
 from ckptstore.state.adam import Recipe
 from ckptstore.state.values import decode
 
@@ -82,11 +82,7 @@ def steps_between(older: Mapping[str, Entry], newer: Mapping[str, Entry], recipe
 def _alike(commits: Iterable[Mapping[str, Entry]], recipe: Recipe) -> bool:
     """Whether all tensors have one form in these commits, and so the same chunks."""
     paths = recipe.weight, recipe.first, recipe.second
-    return len({_form(entries.get(path)) for entries in commits for path in paths}) == 1
-
-
-def _form(entry: Entry | None) -> tuple[object, ...]:
-    return (entry.dtype, entry.shape, entry.chunk_shape) if isinstance(entry, TensorEntry) else ()
+    return len({form_of(entries.get(path)) for entries in commits for path in paths}) == 1
 
 
 def _step(entries: Mapping[str, Entry], recipe: Recipe) -> Step | None:

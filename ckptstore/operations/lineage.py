@@ -21,7 +21,7 @@ class Lineage:
     def base(self, path: str, entry: Entry, number: int) -> bytes:
         """The digest of a leaf's chunk in the parent; empty when the parent has no such leaf, or in another form."""
         older = self.entries.get(path)
-        if not isinstance(entry, TensorEntry) or not isinstance(older, TensorEntry) or _form(older) != _form(entry):
+        if not isinstance(older, TensorEntry) or form_of(older) != form_of(entry):
             return b""
         size = self.chunks.digest.size
         return older.chunks[number * size : (number + 1) * size]
@@ -40,5 +40,8 @@ class Lineage:
         return {}
 
 
-def _form(entry: TensorEntry) -> tuple[object, ...]:
+def form_of(entry: Entry | None) -> tuple[object, ...]:
+    """What two tensors have in common whose chunks lie in the same places; empty for what is none."""
+    if not isinstance(entry, TensorEntry):
+        return ()
     return entry.library, entry.dtype, entry.shape, entry.chunk_shape

@@ -18,6 +18,27 @@ MUTATING = frozenset({"put", "delete"})
 VERBS = MUTATING | {"get", "get_ranges", "head", "list"}
 
 
+class Meanwhile(Intercepted):
+    """Lets something happen just before the first operation of a verb."""
+
+    def __init__(self, storage: Storage, verb: str, act: Callable[[], object]) -> None:
+        super().__init__(storage)
+        self._verb = verb
+        self._act: Callable[[], object] | None = act
+
+    @property
+    def happened(self) -> bool:
+        """Whether it did."""
+        return self._act is None
+
+    def intercept(self, verb: str, key: str, operation: Callable[[], T]) -> T:
+        """Run it, behind what is to happen."""
+        if verb == self._verb and self._act is not None:
+            act, self._act = self._act, None
+            act()
+        return operation()
+
+
 class FailNth(Intercepted):
     """Fails one operation, once.
 

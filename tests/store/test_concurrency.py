@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
     CHUNK_BYTES,
@@ -24,6 +23,7 @@ from ckptstore.testing.audit import (
     state_of,
 )
 from ckptstore.testing.equality import assert_same
+from ckptstore.testing.faults import Meanwhile
 from ckptstore.testing.storage import together
 
 CHURN_SECONDS = 8
@@ -111,23 +111,9 @@ def churn(place, acts, seconds):
     assert assert_whole(place, kept) == live
 
 
-class Interrupted(Intercepted):
-    """Does something else just before the first operation of a verb."""
-
-    def __init__(self, storage, verb, act):
-        super().__init__(storage)
-        self.verb, self.act = verb, act
-
-    def intercept(self, verb, key, operation):
-        act, self.act = (self.act, None) if verb == self.verb else (None, self.act)
-        if act is not None:
-            act()
-        return operation()
-
-
 def interrupted_store(place, verb, act, run="main"):
     parts = site_of(place).parts(create=True)
-    return Store(replace(parts, storage=Interrupted(parts.storage, verb, act)), run)
+    return Store(replace(parts, storage=Meanwhile(parts.storage, verb, act)), run)
 
 
 def test_a_reader_goes_on_when_gc_takes_the_copy_it_was_reading(tmp_path):

@@ -17,10 +17,10 @@ from ckptstore.catalog.catalog import open_catalog
 from ckptstore.errors import BudgetTooSmall, InvalidArgument, MissingData, StoreTooNew
 from ckptstore.format import version
 from ckptstore.format.packs import pack_key
-from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import CHUNK_BYTES, Site, assert_held, assert_nothing_leaked, files, site_of
 from ckptstore.testing.equality import assert_same
+from ckptstore.testing.faults import Meanwhile
 
 NUMBERS = 3 * CHUNK_BYTES // 4
 """Of a tensor of three chunks."""
@@ -94,20 +94,6 @@ def assert_steps(place, states):
 
 def states(*steps):
     return {step: state(step) for step in steps}
-
-
-class Meanwhile(Intercepted):
-    """Does something else before the first operation of a verb."""
-
-    def __init__(self, storage, verb, act):
-        super().__init__(storage)
-        self.verb, self.act = verb, act
-
-    def intercept(self, verb, key, operation):
-        if verb == self.verb and self.act is not None:
-            act, self.act = self.act, None
-            act()
-        return operation()
 
 
 def disturbed(place, verb, act, run="main"):
