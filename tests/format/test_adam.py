@@ -235,8 +235,8 @@ EXTREME = {
     Kind.SECOND: (2.0**-26, 1 - 2.0**-26),
 }
 NOTHING_MISSED = {
-    Number.FLOAT32: "0400000000000000000000000100000001000000010000000100000000000000",
-    Number.BFLOAT16: "020000000000000001000000010000000000",
+    Number.FLOAT32: "0408000208000800080008000100000001000000010000000100000000000000",
+    Number.BFLOAT16: "020800020800080001000000010000000000",
 }
 GOLDEN = {
     (Kind.WEIGHT, Number.FLOAT32, Rounding.EACH): "d08ee94ecb04b209",
@@ -303,7 +303,7 @@ def test_a_damaged_payload_is_corrupt_or_decodes(data):
 
 def test_a_bomb_takes_no_memory():
     bomb = zstandard.compress(bytes(1 << 28))
-    planes = bytes([4, *bytes(11)]) + struct.pack("<4I", len(bomb), 1, 1, 1) + bomb + bytes(3)
+    planes = bytes([4, 8, 0, 2, *[8, 0] * 4]) + struct.pack("<4I", len(bomb), 1, 1, 1) + bomb + bytes(3)
     bases = [memoryview(bytes(4096))] * 3
     tracemalloc.start()
     try:

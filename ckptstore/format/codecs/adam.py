@@ -18,11 +18,11 @@ from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Rounding
 from ckptstore.format.codecs.adam_steps import Step
 from ckptstore.format.codecs.base import BYTES, Form, NoGain
-from ckptstore.format.codecs.cutting import Cut
+from ckptstore.format.codecs.delta import differences
 from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.tools import Tools
-from ckptstore.format.codecs.words import Words, add_difference, difference, sampled, words_of
+from ckptstore.format.codecs.words import Words, sampled, words_of
 
 _HEADERS = {Kind.WEIGHT: struct.Struct("<BBB5x4d"), Kind.SECOND: struct.Struct("<BBB5x2d")}
 _BASES = 3
@@ -66,11 +66,10 @@ class Adam:
         if not _fits(prediction, out, bases):
             raise CorruptData(f"an adam payload for {len(out)} bytes has bases of {[len(base) for base in bases]}")
 
-        def correct(where: Block, words: Words, tools: Tools) -> None:
+        def correct(where: Block, words: Words, _tools: Tools) -> None:
             if words.itemsize != prediction.number.width:
                 raise CorruptData("an adam payload holds differences of another width than its numbers")
-            spare = tools.array(words.itemsize, len(words), "spare")
-            add_difference(words, _predicted(prediction, bases, where), spare)
+            np.add(words, _predicted(prediction, bases, where), out=words)
 
         unpack(missed, out, correct)
 
@@ -93,8 +92,7 @@ def _best(options: Sequence[Prediction], raw: memoryview, bases: Sequence[memory
     plans = []
     for option in options:
         words, *others = (sampled(words_of(data, option.number.width)[0]) for data in (raw, *bases))
-        missed = difference(words, option.words(others), words, np.empty_like(words))
-        plans.append(planned(missed, Cut(words.itemsize)))
+        plans.append(planned(words - option.words(others), differences(words.itemsize)))
     return min(zip(plans, options, strict=True), key=lambda pair: pair[0].share)
 
 
@@ -102,8 +100,8 @@ def _encoded(plan: Plan, prediction: Prediction, raw: memoryview, bases: Sequenc
     words, tail = words_of(raw, prediction.number.width)
 
     def missed(where: Block, tools: Tools) -> Words:
-        found, spare = (tools.array(words.itemsize, where.stop - where.start, use) for use in ("block", "spare"))
-        return difference(words[where], _predicted(prediction, bases, where), found, spare)
+        found = tools.array(words.itemsize, where.stop - where.start, "block")
+        return np.subtract(words[where], _predicted(prediction, bases, where), out=found)
 
     fields = prediction.kind, prediction.number, prediction.rounding, *prediction.coefficients
     return _HEADERS[prediction.kind].pack(*fields) + pack(plan, len(words), missed, tail)

@@ -1,6 +1,6 @@
 """The difference to an older chunk: numbers that moved little differ in few low bits, whatever their sign.
 
-Subtracting words as integers beats XOR, since a carry flips many bits. Signs need no rotation here: equal ones cancel.
+Subtracting words as integers beats XOR, since a carry flips many bits. Signs stay where they are: equal ones cancel.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
 from ckptstore.format.codecs.planes import width_of
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.tools import Tools
-from ckptstore.format.codecs.words import Words, add_difference, difference, sampled, words_of
+from ckptstore.format.codecs.words import Words, sampled, words_of
 
 
 class Delta:
-    """Differences of words to those of one base of the same length, folded to be small, cut into planes."""
+    """Differences of words to those of one base of the same length, cut into planes."""
 
     number = 3
     name = "delta"
@@ -28,8 +28,7 @@ class Delta:
     def plan(self, raw: memoryview, form: Form, base: memoryview) -> Plan:
         """How best to encode, and the size to expect."""
         words, before = (words_of(data, width_of(form))[0] for data in (raw, base))
-        sample = sampled(words)
-        return planned(difference(sample, sampled(before), sample, np.empty_like(sample)), Cut(words.itemsize))
+        return planned(sampled(words) - sampled(before), differences(words.itemsize))
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Subtract, cut and code."""
@@ -41,8 +40,8 @@ class Delta:
         before, _ = words_of(base, plan.cut.width)
 
         def block(where: Block, tools: Tools) -> Words:
-            found, spare = (tools.array(words.itemsize, where.stop - where.start, use) for use in ("block", "spare"))
-            return difference(words[where], before[where], found, spare)
+            found = tools.array(words.itemsize, where.stop - where.start, "block")
+            return np.subtract(words[where], before[where], out=found)
 
         return pack(plan, len(words), block, tail)
 
@@ -51,8 +50,13 @@ class Delta:
         if [len(base) for base in bases] != [len(out)]:
             raise CorruptData(f"a difference of {len(out)} bytes needs one base of as many")
 
-        def add(where: Block, words: Words, tools: Tools) -> None:
+        def add(where: Block, words: Words, _tools: Tools) -> None:
             before, _ = words_of(bases[0], words.itemsize)
-            add_difference(words, before[where], tools.array(words.itemsize, len(words), "spare"))
+            np.add(words, before[where], out=words)
 
         unpack(payload, out, add)
+
+
+def differences(width: int) -> Cut:
+    """How differences are cut."""
+    return Cut(width, signed=width > 1)

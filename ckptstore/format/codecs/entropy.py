@@ -10,7 +10,6 @@ import numpy as np
 import zstandard
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs.base import Buffer
 from ckptstore.format.codecs.words import BLOCK_WORDS, Plane
 
 _SCARCE = 0.98  # what saves less is not worth the time of decoding
@@ -26,12 +25,12 @@ class PlaneCoder:
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
 
-    def encode(self, plane: Plane) -> Buffer:
+    def encode(self, plane: Plane) -> Plane:
         """The smallest of the three; it may share memory with the plane."""
         if len(plane) and (plane[0] == plane).all():
-            return plane[:1].data
+            return plane[:1]
         coded = self._zstd.compress(plane.data)
-        return coded if len(coded) < _SCARCE * len(plane) else plane.data
+        return np.frombuffer(coded, np.uint8) if len(coded) < _SCARCE * len(plane) else plane
 
 
 class PlaneDecoder:

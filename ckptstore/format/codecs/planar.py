@@ -2,10 +2,10 @@
 
 ::
 
-    header   4 bytes: width, rotation, center, whether lower halves are kept
-    ways     2 bytes for each plane: whole, halved or thinned, the offset
+    header   4 bytes: width, split, center, and 1 when lower halves are kept, 2 when they are signed
+    ways     2 bytes for each plane: bits, offset
     lengths  u32 each: of the parts of each block, the first bytes of the words first
-    parts    as `entropy` codes them: a plane, or the upper and the lower halves of its bytes, or places and bytes
+    parts    as `entropy` codes them: a plane, or what it is squeezed to; before gaps, if any, how many, as a u32
     tail     bytes behind the last whole word
 
 A block is 2^17 words, the last one less. A part's length tells how it is coded, so that nothing else need be told.
@@ -21,9 +21,8 @@ import numpy as np
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import Buffer
-from ckptstore.format.codecs.cutting import Cut, Cutter
-from ckptstore.format.codecs.halving import halve, join_halves
-from ckptstore.format.codecs.thinning import places, thicken, thin
+from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut, Cutter
+from ckptstore.format.codecs.squeezing import NARROW, WHOLE, places, spread, squeeze, symbols_of
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, Plane, Words, words_of
 
@@ -31,23 +30,22 @@ Block = slice
 
 _HEADER = 4
 _LENGTH = np.dtype("<u4")
-
-
-WHOLE, HALVED, THINNED = range(3)
+_KEPT, _SIGNED = 1, 2
+_MORE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Whether coding a plane is tried, and how it is cut before; `offset` is what halves or thins it best."""
+    """Whether coding a plane is tried, and to how many bits, with which offset, it is squeezed before."""
 
     coded: bool
-    kind: int = WHOLE
+    bits: int = WHOLE
     offset: int = 0
 
     @property
     def parts(self) -> int:
         """How many parts a plane has in a block."""
-        return 1 if self.kind == WHOLE else 2
+        return 1 if self.bits == WHOLE else 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +67,13 @@ def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: m
     lengths: list[int] = []
     head, blocks = _head(plan), blocks_of(count)
     end = len(head) + _LENGTH.itemsize * _parts_of(plan.ways) * len(blocks)
-    more = sum(count // 8 for way in plan.ways if way.kind == THINNED) + len(blocks) * len(plan.ways)
-    out = np.empty(end + count * plan.cut.width + more + len(tail), np.uint8)
+    out = np.empty(end + count * plan.cut.width + len(tail), np.uint8)
     with borrowed() as tools:
         for where in blocks:
             for part in _coded(plan, block(where, tools), tools):
                 lengths.append(len(part))
+                if end + len(part) + len(tail) > len(out):  # squeezing may lose where a chunk is unlike its sample
+                    out.resize(end + len(part) + len(tail) + _MORE, refcheck=False)
                 out[end : end + len(part)] = part
                 end += len(part)
     out[end : end + len(tail)] = tail
@@ -87,15 +86,16 @@ def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: m
 def _coded(plan: Plan, words: Words, tools: Tools) -> Iterator[Plane]:
     """The coded parts of a block; each stays until the next is asked for."""
     for way, plane in zip(plan.ways, Cutter(plan.cut, tools).cut(words), strict=True):
-        for part in cut_again(plane, way.kind, way.offset, tools):
-            yield np.frombuffer(tools.coder.encode(part), np.uint8) if way.coded else part
-
-
-def cut_again(plane: Plane, kind: int, offset: int, tools: Tools) -> tuple[Plane, ...]:
-    """The parts of a plane; they stay until the next call."""
-    if kind == HALVED:
-        return halve(plane, offset, tools)
-    return thin(plane, offset) if kind == THINNED else (plane,)
+        if way.bits == WHOLE:
+            yield tools.coder.encode(plane) if way.coded else plane
+            continue
+        common, gaps, others = squeeze(plane, way.bits, way.offset, tools)
+        yield tools.coder.encode(common)
+        if len(gaps):
+            yield np.concatenate([np.array([len(gaps)], _LENGTH).view(np.uint8), tools.coder.encode(gaps)])
+        else:
+            yield gaps
+        yield tools.coder.encode(others)
 
 
 def unpack(payload: memoryview, out: memoryview, finish: Callable[[Block, Words, Tools], None]) -> None:
@@ -117,37 +117,56 @@ def unpack(payload: memoryview, out: memoryview, finish: Callable[[Block, Words,
 def _decoded(plan: Plan, parts: Iterator[memoryview], count: int, tools: Tools) -> list[Plane]:
     planes = []
     for place, (way, width) in enumerate(zip(plan.ways, plan.cut.sizes, strict=True)):
-        size = width * count
-        if way.kind == HALVED:
-            upper, lower = (tools.decoder.decode(next(parts), (size + 1) // 2) for _ in range(2))
-            out = tools.array(1, 2 * len(upper), f"plane {place}")
-            planes.append(join_halves(upper, lower, out, way.offset, tools)[:size])
-        elif way.kind == THINNED:
-            where = places(tools.decoder.decode(next(parts), (size + 7) // 8), size)
-            others = tools.decoder.decode(next(parts), len(where))
-            planes.append(thicken(others, where, way.offset, size))
+        if way.bits == WHOLE:
+            planes.append(tools.decoder.decode(next(parts), width * count))
         else:
-            planes.append(tools.decoder.decode(next(parts), size))
+            planes.append(_spread(way, parts, count, tools, f"plane {place}"))
     return planes
 
 
+def _spread(way: Way, parts: Iterator[memoryview], count: int, tools: Tools, use: str) -> Plane:
+    symbols = symbols_of(count, way.bits)
+    common = tools.decoder.decode(next(parts), symbols)
+    plane = tools.array(1, max(count, symbols * 8 // max(way.bits, 1)), use)
+    spread(common, way.bits, way.offset, plane)
+    coded, others = next(parts), next(parts)
+    if len(coded) > _LENGTH.itemsize:
+        number = int.from_bytes(coded[: _LENGTH.itemsize], "little")
+        if number > count:
+            raise CorruptData(f"a plane of {count} bytes tells of {number} others")
+        where = places(tools.decoder.decode(coded[_LENGTH.itemsize :], number), count)
+        plane[where] = tools.decoder.decode(others, number)
+    elif len(coded) or len(others):
+        raise CorruptData("a plane tells of others, but not of where they are")
+    return plane[:count]
+
+
 def _head(plan: Plan) -> bytes:
-    ways = [byte for way in plan.ways for byte in (way.kind, way.offset)]
-    return bytes([plan.cut.width, plan.cut.rotation, plan.cut.center, plan.cut.kept, *ways])
+    cut, ways = plan.cut, [byte for way in plan.ways for byte in (way.bits, way.offset)]
+    return bytes([cut.width, cut.split, cut.center, _KEPT * cut.kept + _SIGNED * cut.signed, *ways])
 
 
 def _plan_of(payload: memoryview) -> Plan:
     """Of a payload's head. Raises CorruptData."""
-    width, rotation, center, kept = payload[:4] if len(payload) >= 4 else (0, 0, 0, 0)
-    turned = rotation > 0
-    if width in WIDTHS and rotation < 16 and max(turned, kept) <= (width > 1) and (turned or not center):
-        cut = Cut(width, rotation, center, bool(kept))
-        told = payload[4 : 4 + 2 * len(cut.sizes)]
+    width, split, center, flags = payload[:_HEADER] if len(payload) >= _HEADER else (0, 0, 0, 0)
+    if width in WIDTHS and 0 < split <= WHOLE_BYTES and flags <= _KEPT + _SIGNED:
+        cut = Cut(width, split, center, bool(flags & _KEPT), bool(flags & _SIGNED))
+        told = payload[_HEADER : _HEADER + 2 * len(cut.sizes)]
         ways = tuple(Way(True, *way) for way in zip(told[::2], told[1::2], strict=False))
-        known = all(way.kind <= THINNED and (way.kind or not way.offset) for way in ways)
-        if known and len(ways) == len(cut.sizes) and not (kept and ways[-1].kind):
+        if _possible(cut, ways):
             return Plan(cut, ways, 1)
     raise CorruptData("a payload of planes begins with a head that cannot be")
+
+
+def _possible(cut: Cut, ways: tuple[Way, ...]) -> bool:
+    if (
+        (cut.width == 1 and cut != Cut(1))
+        or (cut.split == WHOLE_BYTES and cut.center)
+        or (cut.split < WHOLE_BYTES and cut.signed)
+    ):
+        return False
+    known = all(way.bits in NARROW or way == Way(coded=True) for way in ways)
+    return known and len(ways) == len(cut.sizes) and not (cut.kept and ways[-1].bits != WHOLE)
 
 
 def _parts(payload: memoryview, plan: Plan, count: int, tail: int) -> Iterator[memoryview]:

@@ -11,11 +11,12 @@ from ckptstore.format.codecs.planning import centered, planned
 from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.words import WIDTHS, Words, sampled, words_of
 
-_LITTLE = 1.02  # dearer, but a plane less to code: without a rotation, signs that are all the same need none
+_MANTISSA = 7
+_LITTLE = 1.02  # dearer, but a plane less to code: among bytes, signs that are all the same need none
 
 
 class Planes:
-    """The words of a chunk, cut into planes; those of floats are turned."""
+    """The words of a chunk, cut into planes: those of floats into exponents and the rest."""
 
     number = 2
     name = "planes"
@@ -26,11 +27,11 @@ class Planes:
         sample = sampled(words)
         if not form.floating or words.itemsize == 1:
             return [planned(sample, Cut(words.itemsize))]
-        turned = planned(sample, Cut(words.itemsize, rotation=1))
-        alike = [planned(sample, Cut(words.itemsize))] if turned.ways[1].coded else []  # signs that may all be the same
+        fields = planned(sample, Cut(words.itemsize, split=_MANTISSA))
+        alike = [planned(sample, Cut(words.itemsize))] if fields.ways[1].coded else []  # signs that may all be the same
         if thorough:
-            return [turned, centered(sample, turned), *alike]
-        return alike if alike and alike[0].share < _LITTLE * turned.share else [turned]
+            return [fields, centered(sample, fields), *alike]
+        return alike if alike and alike[0].share < _LITTLE * fields.share else [fields]
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Cut and code."""

@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from ckptstore.format.codecs.cutting import Cut, Cutter
-from ckptstore.format.codecs.halving import best_offset
-from ckptstore.format.codecs.planar import HALVED, THINNED, WHOLE, Plan, Way, cut_again
+from ckptstore.format.codecs.planar import Plan, Way
+from ckptstore.format.codecs.squeezing import NARROW, best_offset, squeeze
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words
 
-_VARYING = 5  # the sign, and the upper half of an exponent
+_VARYING = 3  # a byte of the lower half of an exponent, and the upper half of a mantissa
+_COMMON = 0.6
+"""The share of bytes that must be neighbours; of others it would take much to tell where they are."""
+_LENGTHS = 0.75  # what a sample takes of the lengths of a block's parts
 _DESCRIPTION = 0.5
 """What zstd spends to describe its code, in bytes a symbol: in a small sample it weighs as it will not in the whole."""
 
@@ -28,9 +31,9 @@ def planned(sample: Words, cut: Cut) -> Plan:
     return Plan(cut, ways, share)
 
 
-def centered(sample: Words, rotated: Plan) -> Plan:
-    """The plan that also codes what is uneven in mantissas, for a sample whose `rotated` plan is known."""
-    center = rotated.ways[0].offset if rotated.ways[0].kind == HALVED else 0
+def centered(sample: Words, fields: Plan) -> Plan:
+    """The plan that also codes what is uneven in mantissas, for a sample whose plan by `fields` is known."""
+    center = fields.ways[0].offset if fields.ways[0].bits == NARROW[0] else 0
     return planned(sample, Cut(sample.itemsize, _VARYING, center))
 
 
@@ -39,16 +42,17 @@ def _best_way(plane: Plane, tools: Tools) -> tuple[Way, float]:
     whole = _size(plane, tools)
     if whole >= len(plane):
         return Way(coded=False), len(plane)
+    if whole == 1:
+        return Way(coded=True), whole
     counts = np.bincount(plane, minlength=256)
-    kinds = {WHOLE: 0, HALVED: best_offset(counts), THINNED: int(counts.argmax())}
-    if counts.max() < len(plane) / 2:
-        del kinds[THINNED]
-    sizes = {
-        kind: sum(_size(part, tools) for part in cut_again(plane, kind, offset, tools))
-        for kind, offset in kinds.items()
-    }
-    best = min(sizes, key=lambda kind: sizes[kind])
-    return Way(coded=True, kind=best, offset=kinds[best]), sizes[best]
+    sizes = {Way(coded=True): whole}
+    for bits in NARROW:
+        offset, share = best_offset(counts, bits)
+        if share >= _COMMON:
+            parts = squeeze(plane, bits, offset, tools)
+            sizes[Way(True, bits, offset)] = _LENGTHS + sum(_size(part, tools) for part in parts)
+    best = min(sizes, key=lambda way: sizes[way])
+    return best, sizes[best]
 
 
 def _size(part: Plane, tools: Tools) -> float:

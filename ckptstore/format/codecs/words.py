@@ -1,8 +1,4 @@
-"""Numbers as unsigned words, and what makes words small: signs moved out of the way, differences folded to zero.
-
-Everything works in arrays that the caller gives, because fresh memory costs more than the arithmetic; a `spare` one is
-overwritten.
-"""
+"""Numbers as unsigned words."""
 
 from __future__ import annotations
 
@@ -32,40 +28,9 @@ def words_of(data: memoryview, width: int) -> tuple[Words, memoryview]:
     return np.ndarray(count, word_type(width), data), data[count * width :]
 
 
-def rotate(words: Words, by: int, out: Words, spare: Words) -> None:
-    """The first bits of every word moved behind its last one."""
-    np.right_shift(words, 8 * words.itemsize - by, out=spare)
-    np.left_shift(words, by, out=out)
-    np.bitwise_or(out, spare, out=out)
-
-
-def zigzag(words: Words, spare: Words) -> None:
-    """Words taken as signed become small where they are near zero: 0, -1, 1, -2 are 0, 1, 2, 3. In place."""
-    signed = words.view(words.dtype.str.replace("u", "i"))
-    np.right_shift(signed, 8 * words.itemsize - 1, out=spare.view(signed.dtype))
-    np.left_shift(words, 1, out=words)
-    np.bitwise_xor(words, spare, out=words)
-
-
-def unzigzag(words: Words, spare: Words) -> None:
-    """The inverse of `zigzag`, in place."""
-    np.bitwise_and(words, 1, out=spare)
-    np.negative(spare, out=spare)
-    np.right_shift(words, 1, out=words)
-    np.bitwise_xor(words, spare, out=words)
-
-
-def difference(words: Words, before: Words, out: Words, spare: Words) -> Words:
-    """Words less others, small where they are near to each other."""
-    np.subtract(words, before, out=out)
-    zigzag(out, spare)
-    return out
-
-
-def add_difference(words: Words, before: Words, spare: Words) -> None:
-    """The inverse, in place: of a difference and what it is to."""
-    unzigzag(words, spare)
-    np.add(words, before, out=words)
+def signed(words: Words) -> npt.NDArray[np.signedinteger[Any]]:
+    """The same memory as signed numbers."""
+    return words.view(words.dtype.str.replace("u", "i"))
 
 
 def sampled(words: Words) -> Words:
