@@ -5,7 +5,7 @@
 
 Trains a transformer in float32 and another one in bfloat16, weights and moments alike, and keeps their states some
 steps apart. Every codec encodes every chunk of a state, alone and with the same chunk some steps before; what it
-decodes is compared. Then it is timed on three chunks of 4 MiB, on one thread. docs/benchmarks.md says what the rows are.
+decodes is compared. Then it is timed on chunks of 4 MiB, on one thread. docs/benchmarks.md says what the rows are.
 Ends with status 1 when a codec gave back other bits than it was given.
 """
 

@@ -224,8 +224,17 @@ LEVELS = Comparison(
     (
         Figure("commit 1, auto to none", _levels("commit 1", "auto", "none"), 1.1, more=False),
         Figure("commit a later one, auto to none", _levels("commit a later one", "auto", "none"), 1.1, more=False),
-        Figure("checkout 1, best to fast", _levels("checkout 1", "best", "fast"), 1.5, more=False),
-        Figure("checkout a later one, best to fast", _levels("checkout a later one", "best", "fast"), 1.5, more=False),
+        Figure(
+            "checkout a later one, best to best without parents",
+            _levels("checkout a later one", "best", "best, alone"),
+            1.5,
+            more=False,
+        ),
+        Figure(
+            "checkout a later one, cold, fast, to the disk's own reading",
+            _levels("checkout a later one, cold", "disk read", "fast"),
+            1.1,
+        ),
     ),
 )
 

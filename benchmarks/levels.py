@@ -4,7 +4,8 @@
         [--markdown FILE]
 
 Every run trains on and makes a new store of each level; each of them gets the same commits, `apart` steps from one to
-the next, in an order that rotates, and gives them back into live tensors. docs/benchmarks.md says what the rows are.
+the next, in an order that rotates, and gives them back into live tensors, from the page cache and from the disk. In one
+more store of level "best" no commit has a parent. docs/benchmarks.md says what the rows are.
 Ends with status 1 when one gave back other bits than it was given.
 """
 
@@ -17,14 +18,17 @@ from pathlib import Path
 from typing import get_args
 
 import ckptstore
-from benchmarks.figures import LEVELS
-from benchmarks.measuring import Samples, bytes_on_disk, copies, remove, rotated, warm
+from benchmarks import figures
+from benchmarks.measuring import Samples, bytes_on_disk, cool, copies, read_all, remove, rotated, warm, write_all
 from benchmarks.report import Report, add_files
 from benchmarks.tools import Tensors
 from benchmarks.trained import Trained
 from ckptstore.format.codecs import Level
 
-NAMES: tuple[Level, ...] = get_args(Level)
+LEVELS: dict[str, Level] = {level: level for level in get_args(Level)}
+ALONE = "best, alone"
+"""Every commit begins a run."""
+COLUMNS: dict[str, Level] = {**LEVELS, ALONE: "best"}
 
 
 def main() -> None:
@@ -35,46 +39,60 @@ def main() -> None:
     samples.sizes["state"] = sum(tensor.nbytes for tensor in trained.tensors().values())
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for run in range(arguments.runs):
-            measure(samples, trained, Path(folder), rotated(list(NAMES), run), arguments)
-    Report(samples, list(NAMES), LEVELS).publish(arguments)
+            measure(samples, trained, Path(folder), rotated(list(COLUMNS), run), arguments)
+    Report(samples, [*COLUMNS, "disk read"], figures.LEVELS).publish(arguments)
 
 
 def measure(
-    samples: Samples, trained: Trained, folder: Path, levels: list[Level], arguments: argparse.Namespace
+    samples: Samples, trained: Trained, folder: Path, columns: list[str], arguments: argparse.Namespace
 ) -> None:
     """All rows once."""
-    stores = {level: ckptstore.open(folder / level, compression=level) for level in levels}
     into = copies(trained.tensors())
     for number in range(arguments.commits):
         for _ in range(arguments.apart):
             trained.train()
         tensors = trained.tensors()
-        for level, store in stores.items():
-            _measure_commit(samples, "commit 1" if number == 0 else "commit a later one", level, store, tensors, number)
-        for level, store in stores.items():
-            row = "checkout 1" if number == 0 else "checkout a later one"
-            _measure_checkout(samples, row, level, store, tensors, into)
-    for store in stores.values():
-        store.close()
-    remove(*(folder / level for level in levels))
+        which = "1" if number == 0 else "a later one"
+        for column in columns:
+            with _opened(folder, column, number) as store:
+                _measure_commit(samples, f"commit {which}", column, store, tensors, number)
+        _measure_reading(samples, f"checkout {which}, cold", tensors, folder / "raw")
+        for column in columns:
+            with _opened(folder, column, number) as store:
+                _measure_checkout(samples, f"checkout {which}", column, store, tensors, into)
+    remove(*(folder / column for column in columns))
+
+
+def _opened(folder: Path, column: str, number: int) -> ckptstore.Store:
+    run = f"run{number}" if column == ALONE else "main"
+    return ckptstore.open(folder / column, compression=COLUMNS[column], run=run)
 
 
 def _measure_commit(
-    samples: Samples, row: str, level: Level, store: ckptstore.Store, tensors: Tensors, step: int
+    samples: Samples, row: str, column: str, store: ckptstore.Store, tensors: Tensors, step: int
 ) -> None:
     before = bytes_on_disk(Path(store.url))
-    samples.time(row, level, partial(store.commit, {"state": tensors}, step=step))
-    samples.add(f"{row}: MB on disk", level, (bytes_on_disk(Path(store.url)) - before) / 1e6)
+    samples.time(row, column, partial(store.commit, {"state": tensors}, step=step))
+    samples.add(f"{row}: MB on disk", column, (bytes_on_disk(Path(store.url)) - before) / 1e6)
+
+
+def _measure_reading(samples: Samples, row: str, tensors: Tensors, path: Path) -> None:
+    """The disk's own reading of the raw bytes."""
+    write_all(tensors, path)
+    cool(path)
+    samples.time(row, "disk read", partial(read_all, path))
+    path.unlink()
 
 
 def _measure_checkout(
-    samples: Samples, row: str, level: Level, store: ckptstore.Store, tensors: Tensors, into: Tensors
+    samples: Samples, row: str, column: str, store: ckptstore.Store, tensors: Tensors, into: Tensors
 ) -> None:
-    for tensor in into.values():
-        tensor.zero_()
-    warm(Path(store.url))
-    samples.time(row, level, partial(store.checkout, "latest", into={"state": into}))
-    samples.check(row, level, tensors, into)
+    for told, prepare in ((row, warm), (f"{row}, cold", cool)):
+        for tensor in into.values():
+            tensor.zero_()
+        prepare(Path(store.url))
+        samples.time(told, column, partial(store.checkout, "latest", into={"state": into}))
+        samples.check(told, column, tensors, into)
 
 
 def _arguments() -> argparse.Namespace:
