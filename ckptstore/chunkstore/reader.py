@@ -5,6 +5,7 @@ destination where that is plain memory, and verified by digest before anyone is 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from itertools import groupby, pairwise
 from ckptstore.catalog.base import Catalog, ChunkLocation
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.payloads import Payloads
+from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.errors import BudgetTooSmall, CorruptData, InvalidArgument, MissingData, ObjectNotFound
 from ckptstore.format.codecs import RAW, ZSTD
 from ckptstore.format.packs import pack_key
@@ -72,6 +74,11 @@ class _Job:
         """Whether the payload can be read straight into the destination."""
         return self.wish.out is not None and self.location.codec == RAW.number and not self.sealed
 
+    @property
+    def scratched(self) -> bool:
+        """Whether the payload may lie in memory that is used again."""
+        return not self.direct and self.wish.relay is None
+
     @cached_property
     def scratch(self) -> int:
         """Bytes held on the way."""
@@ -91,7 +98,7 @@ def fetch(
         CorruptData, MissingData: names the label of the chunk that is damaged or gone.
         BudgetTooSmall: one chunk does not fit into the budget.
     """
-    run = _Run(storage, payloads, advance)
+    run = _Run(storage, payloads, Scratch(), advance)
     jobs = _jobs(run, catalog, wishes)
     while True:
         try:
@@ -187,23 +194,31 @@ class _Run:
 
     storage: Storage
     payloads: Payloads
+    scratch: Scratch
     advance: Advance
 
     def __call__(self, batch: list[_Job]) -> None:
         batch = sorted(batch, key=lambda job: len(job.bases))  # what a chunk rests on has fewer than the chunk has
         wished = {job.location.digest for job in batch if job.wish.out is not None}
         below = {base.digest: base for job in batch for base in job.bases if base.digest not in wished}
-        stored = {digest: memoryview(bytearray(base.length)) for digest, base in below.items()}
-        reads = [_read(job) for job in batch]
-        places = [(job.location.pack, read) for job, read in zip(batch, reads, strict=True)]
-        places += [(base.pack, RangeRead(base.offset, stored[digest])) for digest, base in below.items()]
-        self._read(places, batch[0].wish.label)
+        lengths = [place.length for place in (*below.values(), *(job.location for job in batch if job.scratched))]
+        with self.scratch.lent(sum(lengths)) as take:
+            stored = {digest: take(base.length) for digest, base in below.items()}
+            reads = [RangeRead(job.location.offset, _destination(job, take)) for job in batch]
+            places = [(job.location.pack, read) for job, read in zip(batch, reads, strict=True)]
+            places += [(base.pack, RangeRead(base.offset, stored[digest])) for digest, base in below.items()]
+            self._read(places, batch[0].wish.label)
+            self._deliver_all(batch, [read.out for read in reads], stored)
+
+    def _deliver_all(self, batch: list[_Job], payloads: list[memoryview], stored: dict[bytes, memoryview]) -> None:
         known: dict[bytes, memoryview] = {}
-        for job, read in zip(batch, reads, strict=True):
+        uses = Counter(base.digest for job in batch for base in job.bases)
+        for job, payload in zip(batch, payloads, strict=True):
+            alone = job.wish.out if len(job.bases) == 1 and uses[job.bases[0].digest] == 1 else None
             for base in job.bases:
                 if base.digest not in known:
-                    known[base.digest] = self._decoded(base, stored.pop(base.digest), None, known, job.wish.label)[1]
-            self._deliver(job, read.out, known)
+                    known[base.digest] = self._decoded(base, stored.pop(base.digest), alone, known, job.wish.label)[1]
+            self._deliver(job, payload, known)
             if job.wish.out is not None:
                 known[job.location.digest] = job.wish.out
             self.advance(job.wish.size)
@@ -243,7 +258,7 @@ class _Run:
             raise CorruptData(f"{label}: a chunk in {where} is damaged: {error}; run verify") from error
 
 
-def _read(job: _Job) -> RangeRead:
+def _destination(job: _Job, take: Callable[[int], memoryview]) -> memoryview:
     if job.direct and job.wish.out is not None and job.location.length == job.wish.size:
-        return RangeRead(job.location.offset, job.wish.out)
-    return RangeRead(job.location.offset, memoryview(bytearray(job.location.length)))
+        return job.wish.out
+    return take(job.location.length) if job.scratched else memoryview(bytearray(job.location.length))

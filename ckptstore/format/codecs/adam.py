@@ -66,12 +66,12 @@ class Adam:
         if not _fits(prediction, out, bases):
             raise CorruptData(f"an adam payload for {len(out)} bytes has bases of {[len(base) for base in bases]}")
 
-        def correct(where: Block, words: Words, _tools: Tools) -> None:
-            if words.itemsize != prediction.number.width:
+        def predicted(where: Block, width: int) -> Words:
+            if width != prediction.number.width:
                 raise CorruptData("an adam payload holds differences of another width than its numbers")
-            np.add(words, _predicted(prediction, bases, where), out=words)
+            return _predicted(prediction, bases, where)
 
-        unpack(missed, out, correct)
+        unpack(missed, out, predicted)
 
 
 def _opened(payload: memoryview) -> tuple[Prediction, memoryview]:

@@ -46,15 +46,10 @@ class Delta:
         return pack(plan, len(words), block, tail)
 
     def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
-        """Join the planes in `out` and add them to the base. Raises CorruptData also for other bases."""
+        """Join the planes and add them to the base, which may be in `out`. Raises CorruptData also for other bases."""
         if [len(base) for base in bases] != [len(out)]:
             raise CorruptData(f"a difference of {len(out)} bytes needs one base of as many")
-
-        def add(where: Block, words: Words, _tools: Tools) -> None:
-            before, _ = words_of(bases[0], words.itemsize)
-            np.add(words, before[where], out=words)
-
-        unpack(payload, out, add)
+        unpack(payload, out, lambda where, width: words_of(bases[0], width)[0][where])
 
 
 def differences(width: int) -> Cut:

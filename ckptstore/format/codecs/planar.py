@@ -98,8 +98,8 @@ def _coded(plan: Plan, words: Words, tools: Tools) -> Iterator[Plane]:
         yield tools.coder.encode(others)
 
 
-def unpack(payload: memoryview, out: memoryview, finish: Callable[[Block, Words, Tools], None]) -> None:
-    """Fill `out`; `finish` turns each block of words in place to what was packed.
+def unpack(payload: memoryview, out: memoryview, others: Callable[[Block, int], Words] | None = None) -> None:
+    """Fill `out` with the words, added to the `others` of each block and width if there are any; these may be in `out`.
 
     Raises CorruptData when the payload is not of `len(out)` bytes.
     """
@@ -108,9 +108,11 @@ def unpack(payload: memoryview, out: memoryview, finish: Callable[[Block, Words,
     parts = _parts(payload, plan, len(words), len(tail))
     with borrowed() as tools:
         for where in blocks_of(len(words)):
-            planes = _decoded(plan, parts, where.stop - where.start, tools)
-            Cutter(plan.cut, tools).join(planes, words[where])
-            finish(where, words[where], tools)
+            count = where.stop - where.start
+            block = words[where] if others is None else tools.array(plan.cut.width, count, "block")
+            Cutter(plan.cut, tools).join(_decoded(plan, parts, count, tools), block)
+            if others is not None:
+                np.add(block, others(where, plan.cut.width), out=words[where])
     tail[:] = next(parts)
 
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from ckptstore.format.codecs.base import BYTES, Buffer, Form
 from ckptstore.format.codecs.cutting import Cut
-from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
+from ckptstore.format.codecs.planar import Plan, pack, unpack
 from ckptstore.format.codecs.planning import centered, planned
-from ckptstore.format.codecs.tools import Tools
-from ckptstore.format.codecs.words import WIDTHS, Words, sampled, words_of
+from ckptstore.format.codecs.words import WIDTHS, sampled, words_of
 
 _MANTISSA = 7
 _LITTLE = 1.02  # dearer, but a plane less to code: among bytes, signs that are all the same need none
@@ -44,13 +43,9 @@ class Planes:
 
     def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
         """Join the planes straight into `out`."""
-        unpack(payload, out, _leave)
+        unpack(payload, out)
 
 
 def width_of(form: Form) -> int:
     """The words to cut; numbers of an uncommon width are bytes."""
     return form.width if form.width in WIDTHS else 1
-
-
-def _leave(_where: Block, _words: Words, _tools: Tools) -> None:
-    """Planes hold the words themselves."""

@@ -1,0 +1,34 @@
+"""Memory that one batch of chunks after another is read into: fresh memory costs more than decoding what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Scratch:
+    """As many buffers as were in use at once, each as large as what was most in it."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    @contextmanager
+    def lent(self, size: int) -> Iterator[Callable[[int], memoryview]]:
+        """What gives out parts of `size` bytes, which nobody else uses until the context ends."""
+        try:
+            buffer = self._free.pop()  # atomic, where looking first would not be
+        except IndexError:
+            buffer = bytearray(size)
+        if len(buffer) < size:
+            buffer = bytearray(size)
+        end = 0
+
+        def take(count: int) -> memoryview:
+            nonlocal end
+            end += count
+            return memoryview(buffer)[end - count : end]
+
+        try:
+            yield take
+        finally:
+            self._free.append(buffer)
