@@ -87,9 +87,13 @@ class CommitHandle:
         """How far it is."""
         return Progress(self._done, self._total)
 
+    def exception(self) -> BaseException | None:
+        """Wait until it ended; why it failed, or None. It is still raised where it would be without this call."""
+        return self._future.exception()
+
     def surface(self) -> None:
         """Wait until it ended; raise its error unless `result` did so already."""
-        error = self._future.exception()
+        error = self.exception()
         if error is not None and not self._seen:
             self._seen = True
             raise error
@@ -101,9 +105,7 @@ class CommitHandle:
 
     def run(self, work: Callable[[], CommitRecord]) -> None:
         """Do the work in a thread. The interpreter waits for it before it exits."""
-        thread = threading.Thread(target=self._run, args=(work,), name="ckptstore-commit")
-        _THREADS.add(thread)
-        thread.start()
+        start_thread(lambda: self._run(work), "ckptstore-commit")
 
     def _run(self, work: Callable[[], CommitRecord]) -> None:
         try:
@@ -116,6 +118,14 @@ class CommitHandle:
         """Say at exit what nobody asked for."""
         if not self._seen:
             sys.stderr.write(f"ckptstore: a background commit failed: {self._future.exception()!r}\n")
+
+
+def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    """Do the work in a thread, for which the interpreter waits while there still are thread pools."""
+    thread = threading.Thread(target=work, name=name)
+    _THREADS.add(thread)
+    thread.start()
+    return thread
 
 
 class Background:

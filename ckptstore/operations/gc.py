@@ -138,9 +138,7 @@ def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float, *, 
     """
     catalog = chunks.catalog
     version.check_features(chunks.config.requires_gc, "collect", chunks.storage.url)
-    if keep is not None and not isinstance(keep, Policy):
-        raise InvalidArgument(f"keep={keep!r}: give a policy, such as KeepLast(3)")
-    _check_grace(grace)
+    check_terms(keep, grace)
     commits = catalog.commits(run) if keep is not None else []
     kept = keep.keep(commits) if keep is not None else {}
     if commits and not kept and keep != KeepLast(0):
@@ -173,7 +171,10 @@ def _check_most(most: object) -> None:
         raise InvalidArgument(f"most={most!r}: give a share from 0 to 1")
 
 
-def _check_grace(grace: object) -> None:
+def check_terms(keep: object, grace: object) -> None:
+    """Raises InvalidArgument for what is no policy, or a negative grace."""
+    if keep is not None and not isinstance(keep, Policy):
+        raise InvalidArgument(f"keep={keep!r}: give a policy, such as KeepLast(3)")
     if not isinstance(grace, int | float) or not grace >= 0:
         raise InvalidArgument(f"grace={grace!r}: give 0 or more seconds")
 

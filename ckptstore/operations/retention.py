@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,6 +66,40 @@ class KeepEvery(Policy):
 
 
 @dataclass(frozen=True, slots=True)
+class KeepEverySeconds(Policy):
+    """Keeps the first commit, and each that was made at least `seconds` after the last one kept."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _require(_is_span(self.seconds), f"KeepEverySeconds({self.seconds!r}): give more than 0 seconds")
+
+    def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
+        """Those far enough apart."""
+        kept: dict[str, str] = {}
+        last = -math.inf
+        for commit in commits:
+            if commit.created - last >= self.seconds:
+                last = commit.created
+                kept[commit.id] = f"{self.seconds} s after the one before"
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class KeepIf(Policy):
+    """Keeps the commits for which `choose` is true."""
+
+    choose: Callable[[CommitRecord], bool]
+
+    def __post_init__(self) -> None:
+        _require(callable(self.choose), f"KeepIf({self.choose!r}): give a function of a commit")
+
+    def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
+        """The chosen ones."""
+        return {commit.id: "chosen" for commit in commits if self.choose(commit)}
+
+
+@dataclass(frozen=True, slots=True)
 class KeepBest(Policy):
     """Keeps the `count` commits whose metadata has the lowest (or highest) number under `metric`."""
 
@@ -93,6 +127,10 @@ class KeepBest(Policy):
 
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and value >= least
+
+
+def _is_span(value: object) -> bool:
+    return isinstance(value, int | float) and value > 0
 
 
 def _require(holds: object, message: str) -> None:

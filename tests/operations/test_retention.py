@@ -1,16 +1,17 @@
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptstore
-from ckptstore import InvalidArgument, KeepBest, KeepEvery, KeepLast
+from ckptstore import InvalidArgument, KeepBest, KeepEvery, KeepEverySeconds, KeepIf, KeepLast
 from ckptstore.catalog.base import CommitRecord
 
 
 def commit(step, **metadata):
-    return CommitRecord(f"id{step}", "main", step, None, 0.0, metadata, b"", "", 0, 0, 0)
+    return CommitRecord(f"id{step}", "main", step, None, 2.0 * step, metadata, b"", "", 0, 0, 0)
 
 
 LOSSES = st.none() | st.sampled_from([1, 2.5, -1.0, True, "low", math.nan, math.inf])
@@ -20,6 +21,7 @@ RUNS = st.dictionaries(st.integers(0, 40), LOSSES, max_size=12).map(
 POLICIES = st.recursive(
     st.builds(KeepLast, st.integers(0, 5))
     | st.builds(KeepEvery, st.integers(1, 9))
+    | st.builds(KeepEverySeconds, st.integers(1, 9))
     | st.builds(KeepBest, st.just("loss"), st.integers(0, 4), st.sampled_from(["min", "max"])),
     lambda inner: st.builds(lambda one, other: one | other, inner, inner),
     max_leaves=4,
@@ -34,6 +36,22 @@ def test_keep_last(commits, count):
 @given(RUNS, st.integers(1, 15))
 def test_keep_every(commits, interval):
     assert set(KeepEvery(interval).keep(commits)) == {c.id for c in commits if c.step % interval == 0}
+
+
+@given(RUNS, st.integers(1, 30))
+def test_keep_every_seconds(commits, seconds):
+    kept = KeepEverySeconds(seconds).keep(commits)
+    times = [c.created for c in commits if c.id in kept]
+    assert times[:1] == [c.created for c in commits][:1]
+    assert all(later - earlier >= seconds for earlier, later in pairwise(times))
+    dropped = [c.created for c in commits if c.id not in kept]
+    assert all(any(0 <= time - other < seconds for other in times) for time in dropped)
+    assert KeepEverySeconds(seconds).keep([c for c in commits if c.id in kept]) == kept
+
+
+@given(RUNS, st.frozensets(st.integers(0, 40)))
+def test_keep_if(commits, steps):
+    assert set(KeepIf(lambda c: c.step in steps).keep(commits)) == {c.id for c in commits if c.step in steps}
 
 
 @given(RUNS, st.integers(0, 5), st.sampled_from(["min", "max"]))
@@ -74,6 +92,8 @@ def test_a_policy_of_ones_own(tmp_path):
     [
         (lambda: KeepLast(-1), "0 or more"),
         (lambda: KeepEvery(0), "at least 1"),
+        (lambda: KeepEverySeconds(0), "more than 0"),
+        (lambda: KeepIf(3), "a function"),  # type: ignore[arg-type]
         (lambda: KeepBest("loss", -1), "0 or more"),
         (lambda: KeepBest("loss", 1, "middle"), "min or max"),  # type: ignore[arg-type]
     ],
