@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ObjectNotFound,
         PathNotFound,
         PickleRefused,
+        RankFailed,
         RunNotFound,
         SchemaTooNew,
         SchemaTooOld,
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
         WrongKey,
     )
     from ckptstore.format.manifest import TensorEntry, ValueEntry
+    from ckptstore.manager.manager import CheckpointManager
+    from ckptstore.manager.saving import Moment, SaveAt, SaveEvery, SaveEverySeconds, SaveIf, SavePolicy
     from ckptstore.opening import change_key, rebuild_catalog
     from ckptstore.operations.background import CommitHandle
     from ckptstore.operations.diff import Change, Diff, Numbers
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
     from ckptstore.operations.problem import Problem
     from ckptstore.operations.rebuild import LeftOut, RebuildReport
     from ckptstore.operations.repair import RepairPlan, RepairReport
-    from ckptstore.operations.retention import KeepBest, KeepEvery, KeepLast, Policy
+    from ckptstore.operations.retention import KeepBest, KeepEvery, KeepEverySeconds, KeepIf, KeepLast, Policy
     from ckptstore.operations.verify import VerifyReport
     from ckptstore.operations.view import ManifestView
     from ckptstore.state.stateful import RNGState, StateDict
@@ -80,6 +83,7 @@ __all__ = [
     "CatalogLocation",
     "CatalogUnavailable",
     "Change",
+    "CheckpointManager",
     "CkptStoreError",
     "Commit",
     "CommitHandle",
@@ -94,10 +98,13 @@ __all__ = [
     "InvalidArgument",
     "KeepBest",
     "KeepEvery",
+    "KeepEverySeconds",
+    "KeepIf",
     "KeepLast",
     "LeftOut",
     "ManifestView",
     "MissingData",
+    "Moment",
     "NotAStore",
     "NotFound",
     "Numbers",
@@ -108,11 +115,17 @@ __all__ = [
     "Policy",
     "Problem",
     "RNGState",
+    "RankFailed",
     "RebuildReport",
     "RepairPlan",
     "RepairReport",
     "Run",
     "RunNotFound",
+    "SaveAt",
+    "SaveEvery",
+    "SaveEverySeconds",
+    "SaveIf",
+    "SavePolicy",
     "SchemaTooNew",
     "SchemaTooOld",
     "SessionFenced",
@@ -144,6 +157,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "Change": "operations.diff:Change",
+    "CheckpointManager": "manager.manager:CheckpointManager",
     "Commit": "catalog.base:CommitRecord",
     "CommitHandle": "operations.background:CommitHandle",
     "Diff": "operations.diff:Diff",
@@ -151,13 +165,21 @@ _ELSEWHERE = {
     "GcReport": "operations.gc:GcReport",
     "KeepBest": "operations.retention:KeepBest",
     "KeepEvery": "operations.retention:KeepEvery",
+    "KeepEverySeconds": "operations.retention:KeepEverySeconds",
+    "KeepIf": "operations.retention:KeepIf",
     "KeepLast": "operations.retention:KeepLast",
     "ManifestView": "operations.view:ManifestView",
+    "Moment": "manager.saving:Moment",
     "Numbers": "operations.diff:Numbers",
     "Policy": "operations.retention:Policy",
     "Problem": "operations.problem:Problem",
     "RNGState": "state.stateful:RNGState",
     "Run": "catalog.base:RunRecord",
+    "SaveAt": "manager.saving:SaveAt",
+    "SaveEvery": "manager.saving:SaveEvery",
+    "SaveEverySeconds": "manager.saving:SaveEverySeconds",
+    "SaveIf": "manager.saving:SaveIf",
+    "SavePolicy": "manager.saving:SavePolicy",
     "StateDict": "state.stateful:StateDict",
     "Stats": "catalog.base:CatalogStats",
     "Store": "store:Store",

@@ -30,6 +30,7 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
     │   └── SchemaTooNew
     ├── CorruptData                      bytes are not what was written
     │   └── MissingData                  bytes are not there at all
+    ├── RankFailed                       another process of the group failed, or is gone
     ├── StorageError                     where bytes lie did not obey
     │   ├── ObjectNotFound
     │   ├── ObjectExists
@@ -174,6 +175,10 @@ class CorruptData(CkptStoreError):
 
 class MissingData(CorruptData):
     """A pack or manifest that the catalog relies on is not in storage."""
+
+
+class RankFailed(CkptStoreError):
+    """Another process of the group failed, or is gone; its own error says why."""
 
 
 class StorageError(CkptStoreError):

@@ -30,13 +30,14 @@ FLOORS = {
     "store": 5,
     "cli": 6,
     "integrations": 6,
+    "manager": 6,
     "testing": 6,
     "__main__": 7,
 }
 """The face itself, `ckptstore/__init__.py`, stands on no floor: what it names is imported when it is first used."""
 
 LIBRARIES = {
-    "torch": {"state", "operations", "cli", "integrations", "testing"},
+    "torch": {"state", "operations", "cli", "integrations", "manager", "testing"},
     "numpy": {"format", "state", "operations", "cli", "integrations", "testing"},
     "triton": {"state"},
     "sqlalchemy": {"catalog"},

@@ -1,0 +1,89 @@
+"""What the processes that train together agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ckptstore.errors import InvalidArgument, RankFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """What is known at a step, by one rank or by all together.
+
+    Attributes:
+        due: whether rank 0's policy wants a commit.
+        preempted: whether any rank is about to be taken away.
+        failed: whether anything failed in the background of any rank.
+    """
+
+    due: bool
+    preempted: bool
+    failed: bool
+
+
+class Ranks:
+    """The processes of a group, or this one alone when there is none.
+
+    They talk over a gloo group of their own, which is made here, by all of them: nothing waits for a device then, and
+    the order among collectives of the training does not matter.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_available() and dist.is_initialized():
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0 of them."""
+        return self._group is None or dist.get_rank(self._group) == 0
+
+    def agree(self, step: int, mine: Ballot) -> Ballot:
+        """The ballot of all; called by all.
+
+        Raises:
+            InvalidArgument: not all asked about the same step.
+            RankFailed: a rank is gone.
+        """
+        if self._group is None:
+            return mine
+        ballot = [mine.due and self.leads, mine.preempted, mine.failed, step, -step]
+        due, preempted, failed, highest, lowest = self._highest(ballot)
+        if highest != -lowest:
+            raise InvalidArgument(f"ranks are at steps {-lowest} to {highest} at once: ask for the same step on all")
+        return Ballot(bool(due), bool(preempted), bool(failed))
+
+    def from_first(self, step: int | None) -> int | None:
+        """Rank 0's step; called by all. Raises RankFailed."""
+        if self._group is None:
+            return step
+        found = self._highest([-1 if step is None or not self.leads else step])[0]
+        return None if found < 0 else found
+
+    def _highest(self, values: list[int]) -> list[int]:
+        """The highest of each number over all ranks.
+
+        Each round doubles how many ranks a rank has heard of: a thousand need ten rounds, where gloo's all-reduce sends
+        two thousand messages one after the other.
+        """
+        highest = torch.tensor(values, dtype=torch.int64, device="cpu")
+        rank, size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        distance = 1
+        try:
+            while distance < size:
+                theirs = torch.empty_like(highest)
+                sending = dist.isend(highest, group=self._group, group_dst=(rank + distance) % size)
+                dist.recv(theirs, group=self._group, group_src=(rank - distance) % size)
+                assert sending is not None
+                sending.wait()
+                highest = highest.maximum(theirs)
+                distance *= 2
+        except RuntimeError as error:
+            raise RankFailed(f"a rank of the process group is gone: start all again ({error})") from error
+        found: list[int] = highest.tolist()
+        return found

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import ckptstore
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.opening import open_parts
+from ckptstore.storage.wrappers import Intercepted
+from ckptstore.store import Store
+
+torch.set_num_threads(1)
+
+
+class Gated(Intercepted):
+    """A storage that does one verb only when it may, and fails with `error` if that is set."""
+
+    def __init__(self, storage: Any) -> None:
+        super().__init__(storage)
+        self.verb = "put"
+        self.gate, self.reached = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self.gate.set()
+
+    def intercept(self, verb: str, key: str, operation: Callable[[], Any]) -> Any:
+        if verb == self.verb and key.startswith("packs/"):
+            self.reached.set()
+            assert self.gate.wait(60)
+            if self.error is not None:
+                raise self.error
+        return operation()
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ckptstore.open(tmp_path / "store", chunk_bytes=4096) as store:
+        yield store
+
+
+@pytest.fixture
+def gated(tmp_path):
+    """A store, and the gate of its storage, which is open."""
+    with ckptstore.open(tmp_path / "store", chunk_bytes=4096):
+        pass
+    parts = open_parts(
+        tmp_path / "store",
+        catalog=None,
+        create=False,
+        read_only=False,
+        digest="xxh3_128",
+        chunk_bytes=4096,
+        storage_options=None,
+    )
+    gate = Gated(parts.storage)
+    with Store(ChunkStore(gate, parts.catalog, parts.config), "main") as store:
+        yield store, gate
+        gate.gate.set()
+
+
+@pytest.fixture
+def state():
+    """Gives another state each time."""
+    numbers = iter(range(1000))
+    return lambda: {"w": torch.full((5000,), float(next(numbers)))}

@@ -1,0 +1,270 @@
+"""What a training loop relies on, in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ckptstore
+from ckptstore import (
+    CheckpointManager,
+    InvalidArgument,
+    KeepBest,
+    KeepEvery,
+    KeepIf,
+    KeepLast,
+    SaveIf,
+    StepExists,
+    StepNotFound,
+    StorageError,
+    StorageFull,
+)
+
+
+def test_it_saves_at_its_interval_and_says_so(store, state):
+    with CheckpointManager(store, 3) as manager:
+        told = {step: (manager.should_save(step), manager.save(step, state())) for step in range(8)}
+        assert told == {step: (step % 3 == 0,) * 2 for step in range(8)}
+        manager.join()
+        assert manager.all_steps() == [0, 3, 6]
+        assert manager.latest_step() == 6
+
+
+def test_a_step_is_saved_once(store, state):
+    with CheckpointManager(store, 1) as manager:
+        assert manager.save(0, state())
+        assert not manager.should_save(0)
+        assert not manager.save(0, state())
+    assert float(store.read(0, "w")[0]) == 0
+
+
+def test_force_saves_whatever_the_policy_says(store, state):
+    with CheckpointManager(store, 100) as manager:
+        assert not manager.save(7, state())
+        assert manager.save(7, state(), force=True)
+        assert manager.save_async(9, state(), force=True)
+    assert store.steps() == [7, 9]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_metrics_are_metadata_and_tell_the_best(store, state, mode):
+    with CheckpointManager(store, 1, async_=False) as manager:
+        assert manager.best("loss", mode) is None
+        for step, loss in enumerate([2.5, 1.0, None, 1.0, 3.0]):
+            manager.save(step, state(), {} if loss is None else {"loss": loss})
+        assert manager.best("loss", mode) == {"min": 3, "max": 4}[mode]
+        assert manager.best("accuracy") is None
+    assert store.find(0).metadata == {"loss": 2.5}
+
+
+def test_saved_now_or_in_the_background(gated, state):
+    store, gate = gated
+    with CheckpointManager(store, 1, async_=False) as manager:
+        manager.save(0, state())
+        assert manager.latest_step() == 0 and not manager.is_saving_in_progress()
+        gate.gate.clear()
+        manager.save_async(1, state())
+        assert manager.is_saving_in_progress()
+        assert manager.latest_step() == 0
+        gate.gate.set()
+        manager.join()
+        assert manager.latest_step() == 1 and not manager.is_saving_in_progress()
+
+
+def test_restore(store, state):
+    with CheckpointManager(store, 1) as manager:
+        with pytest.raises(StepNotFound, match="no step yet"):
+            manager.restore()
+        for step in range(3):
+            manager.save(step, state())
+        manager.join()
+        assert float(manager.restore()["w"][0]) == 2
+        assert float(manager.restore(1)["w"][0]) == 1
+        target = {"w": torch.empty(5000)}
+        assert manager.restore(into=target) is target
+        assert float(target["w"][0]) == 2
+        manager.restore(0, target)
+        assert float(target["w"][0]) == 0
+        with pytest.raises(StepNotFound):
+            manager.restore(9)
+
+
+def test_pickles_are_an_option(store):
+    with CheckpointManager(store, 1, async_=False, allow_pickle=True) as manager:
+        manager.save(0, {"x": json.JSONEncoder})
+        assert manager.restore()["x"] is json.JSONEncoder
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"save_interval": 0},
+        {"save_interval": 2.5},
+        {"save_interval": True},
+        {"save_interval": 1, "keep": 3},
+        {"save_interval": 1, "grace": -1},
+    ],
+)
+def test_arguments_are_checked_at_once(store, arguments):
+    with pytest.raises(InvalidArgument, match=r"give|choose"):
+        CheckpointManager(store, **arguments)
+
+
+def test_bad_steps_and_metrics_are_told_at_once(store, state):
+    with CheckpointManager(store, 1) as manager:
+        for step in (-1, 1.5, "3"):
+            with pytest.raises(InvalidArgument, match="step"):
+                manager.save(step, state())  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="metadata"):
+            manager.save(0, state(), {"loss": object()})
+        assert manager.save(0, state(), {"loss": torch.tensor(2.0)})
+    assert store.find(0).metadata == {"loss": 2.0}
+
+
+# what is kept
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    last=st.integers(1, 3),
+    every=st.integers(1, 5),
+    best=st.integers(0, 2),
+    losses=st.lists(st.sampled_from([None, 1.0, 2.0, 3.0]), max_size=9),
+    tagged=st.sets(st.integers(0, 8)),
+)
+def test_what_is_kept_is_what_a_plain_model_keeps(tmp_path_factory, last, every, best, losses, tagged):
+    keep = KeepLast(last) | KeepEvery(every) | KeepBest("loss", best)
+    left: list[int] = []
+    with (
+        ckptstore.open(tmp_path_factory.mktemp("kept") / "store") as store,
+        CheckpointManager(store, 1, keep=keep, on_preemption=False) as manager,
+    ):
+        for step, loss in enumerate(losses):
+            manager.save(step, {"x": step}, {"loss": loss} if loss else None)
+            manager.join()
+            rated = sorted((losses[old], -old) for old in [*left, step] if losses[old])
+            left = [
+                old
+                for old in [*left, step]
+                if old > step - last or old % every == 0 or (losses[old], -old) in rated[:best] or old in tagged
+            ]
+            assert store.steps() == left
+            if step in tagged:
+                store.tag(f"step-{step}", step)
+
+
+def test_the_newest_stays_whatever_the_policy(store, state):
+    with CheckpointManager(store, 1, keep=KeepIf(lambda commit: False), grace=0) as manager:
+        for step in range(3):
+            manager.save(step, state())
+        manager.join()
+        assert manager.all_steps() == [2]
+        assert store.stats().commits == 1
+
+
+def test_dropping_does_not_keep_training_waiting_nor_takes_what_is_in_flight(gated, state):
+    store, gate = gated
+    with CheckpointManager(store, 1, keep=KeepLast(1), grace=0) as manager:
+        for step in range(2):
+            manager.save(step, state())
+        manager.join()
+        gate.verb = "delete"
+        gate.reached.clear()
+        gate.gate.clear()
+        manager.save(2, state())
+        assert gate.reached.wait(60)  # the packs of step 1 are about to go
+        manager.save(3, state())
+        manager.save(4, state())
+        gate.gate.set()
+        manager.join()
+        assert manager.all_steps() == [4]
+        assert float(manager.restore()["w"][0]) == 4
+    assert store.verify().ok
+
+
+def test_nothing_is_dropped_when_the_commit_failed(gated, state):
+    store, gate = gated
+    with CheckpointManager(store, 1, keep=KeepLast(1)) as manager:
+        manager.save(0, state())
+        manager.join()
+        gate.error = StorageFull("no space")
+        manager.save(1, state())
+        with pytest.raises(StorageFull):
+            manager.join()
+    assert store.steps() == [0]
+
+
+# what fails
+
+
+@pytest.mark.parametrize("call", ["save", "save_async", "should_save", "reached_preemption", "join", "close"])
+def test_a_commit_that_failed_is_told_by_the_next_call_once(gated, state, call):
+    store, gate = gated
+    manager = CheckpointManager(store, 1)
+    gate.error = StorageFull("no space")
+    manager.save(0, state())
+    assert manager._flight and manager._flight.exception()
+    arguments = {"save": (1, state()), "save_async": (1, state()), "join": (), "close": ()}.get(call, (1,))
+    with pytest.raises(StorageFull, match="no space"):
+        getattr(manager, call)(*arguments)
+    gate.error = None
+    assert manager.save(2, state())
+    manager.close()
+    assert store.steps() == [2]
+
+
+def test_dropping_that_failed_is_told_too(gated, state):
+    store, gate = gated
+    manager = CheckpointManager(store, 1, keep=KeepLast(1), grace=0)
+    manager.save(0, state())
+    gate.verb, gate.error = "delete", StorageError("not now")
+    manager.save(1, state())
+    with pytest.raises(StorageError, match="not now"):
+        manager.join()
+    gate.error = None
+    manager.save(2, state())
+    manager.close()
+    assert store.steps() == [2]
+
+
+def test_a_step_that_exists_is_not_overwritten(store, state):
+    with CheckpointManager(store, 1, async_=False) as manager:
+        manager.save(0, state())
+    with CheckpointManager(store, 1, async_=False) as manager:
+        with pytest.raises(StepExists, match="step 0"):
+            manager.save(0, state())
+        assert manager.save(1, state())
+
+
+def test_what_a_policy_raises_reaches_the_loop(store, state):
+    policy = SaveIf(lambda moment: moment.step / 0 > 1)
+    with CheckpointManager(store, policy) as manager, pytest.raises(ZeroDivisionError):
+        manager.save(1, state())
+
+
+_EXIT = """
+import sys, ckptstore
+from ckptstore.storage.local import LocalStorage
+def fail(self, key):
+    raise ckptstore.StorageError("not now")
+LocalStorage.delete = fail
+store = ckptstore.open(sys.argv[1])
+manager = ckptstore.CheckpointManager(store, 1, keep=ckptstore.KeepLast(1), grace=0)
+for step in range(2):
+    manager.save(step, {"x": step})
+"""
+
+
+def test_what_failed_and_nobody_asked_for_is_told_at_exit(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _EXIT, tmp_path / "store"], capture_output=True, text=True, check=False
+    )
+    assert "ckptstore: dropping old steps failed: StorageError('not now')" in done.stderr
+    with ckptstore.open(tmp_path / "store") as store:
+        assert store.steps() == [1]

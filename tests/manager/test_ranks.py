@@ -1,0 +1,103 @@
+"""What ranks agree on, over gloo."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckptstore
+
+RANK = Path(__file__).with_name("rank.py")
+SCENARIOS = ["signalled", "policies", "steps", "failing", "policy_fails", "newest", "nothing", "alone", "kept"]
+
+
+def run(folder, *scenarios, size=2):
+    """What the ranks say of each scenario, and their statuses."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, RANK, folder, str(rank), str(size), *scenarios], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(size)
+    ]
+    said = [[json.loads(line) for line in rank.communicate(timeout=300)[0].splitlines()] for rank in ranks]
+    return said, [rank.returncode for rank in ranks]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    with ckptstore.open(folder / "store"):
+        return folder
+
+
+@pytest.fixture(scope="module")
+def told(folder):
+    """Scenario → what each rank says of it."""
+    said, statuses = run(folder, *SCENARIOS)
+    assert statuses == [0, 0]
+    return dict(zip(SCENARIOS, zip(*said, strict=True), strict=True))
+
+
+def test_a_signal_of_one_leads_to_one_last_commit_of_all(told, folder):
+    assert told["signalled"] == ([[0, 3, 4], 4], [[0, 3, 4], 4])
+    with ckptstore.open(folder / "store", run="signalled") as store:
+        assert store.steps() == [0, 3, 4]
+
+
+def test_so_it_does_among_three(tmp_path):
+    with ckptstore.open(tmp_path / "store"):
+        pass
+    said, _ = run(tmp_path, "signalled", size=3)
+    assert said == [[[[0, 3, 4], 4]]] * 3
+
+
+def test_the_policy_of_rank_0_decides(told):
+    assert told["policies"] == ([2, [1, 4]], [2, [1, 4]])
+
+
+def test_another_step_is_told_to_all(told):
+    first, second = told["steps"]
+    assert first == second
+    assert first[0] == "InvalidArgument" and "steps 3 to 4" in first[1]
+
+
+def test_a_failure_of_one_is_told_to_all_and_they_stay_together(told, folder):
+    first, second = told["failing"]
+    assert first[0] == "RankFailed" and "step 1" in first[1]
+    assert second == ["StorageFull", "no space"]
+    with ckptstore.open(folder / "store", run="failing") as store:
+        assert store.steps() == [0, 2]
+
+
+def test_a_policy_that_fails_leaves_nobody_waiting(told):
+    assert [name for name, _ in told["policy_fails"]] == ["ZeroDivisionError", "RankFailed"]
+
+
+def test_all_restore_what_rank_0_finds_newest(told):
+    assert told["newest"] == ([2, 2], [3, 2])
+
+
+def test_all_learn_that_there_is_nothing(told):
+    assert [name for name, _ in told["nothing"]] == ["StepNotFound"] * 2
+
+
+def test_groups_do_not_hear_of_each_other(told):
+    assert told["alone"] == ([False, False, False], [True, False])
+
+
+def test_old_steps_are_dropped(told):
+    assert told["kept"] == ([4, 5], [4, 5])
+
+
+@pytest.mark.crash
+def test_a_rank_that_is_gone_is_told(folder):
+    (said, _), statuses = run(folder, "gone")
+    assert statuses == [0, -signal.SIGKILL]
+    assert said[0][0] == "RankFailed" and "gone" in said[0][1]
+    with ckptstore.open(folder / "store", run="gone") as store:
+        assert store.latest() == 2
