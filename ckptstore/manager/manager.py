@@ -38,10 +38,10 @@ class CheckpointManager:
     Call `save` once each step::
 
         with ckptstore.CheckpointManager(store, 100, keep=ckptstore.KeepLast(3)) as manager:
-            start = manager.latest_step()
-            if start is not None:
+            start = manager.latest_step() or 0
+            if start:
                 manager.restore(start, app_state)
-            for step in range(start + 1 if start is not None else 0, steps):
+            for step in range(start + 1, steps + 1):
                 loss = train_step()
                 manager.save(step, app_state, metrics={"loss": loss})
                 if manager.reached_preemption(step):

@@ -16,7 +16,7 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/encryption.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/manager.md", "docs/encryption.md"])
 def test_python_blocks_run(page, training, tmp_path):
     for name in ("passphrase", "new-passphrase"):
         (tmp_path / name).write_text(name)
@@ -70,6 +70,18 @@ def test_the_guide_shows_every_method():
     ours = [cls for cls in ckptstore.Store.__mro__ if cls is not object]
     methods = [name for cls in ours for name in vars(cls) if not name.startswith("_")]
     assert not [name for name in methods if not re.search(rf"\.{name}\b", told)]
+
+
+def test_the_manager_has_what_its_page_says():
+    told = (ROOT / "docs" / "manager.md").read_text()
+    for name, cls in {"manager": ckptstore.CheckpointManager, "store": ckptstore.Store}.items():
+        assert not [method for method in re.findall(rf"\b{name}\.(\w+)", told) if not hasattr(cls, method)]
+    methods = [name for name in vars(ckptstore.CheckpointManager) if not name.startswith("_")]
+    assert not [name for name in methods if not re.search(rf"manager\.{name}\b", told)]
+    policies = set(re.findall(r"\b(?:Save|Keep)[A-Z]\w+", told))
+    assert policies - {"SavePolicy"} == {name for name in ckptstore.__all__ if re.match("(Save|Keep)[A-Z]", name)} - {
+        "SavePolicy"
+    }
 
 
 def test_the_tree_of_errors_is_drawn_whole():

@@ -63,3 +63,15 @@ def test_finetune_frozen(tmp_path):
         tuned, killed = store.checkout(30)["model"], store.checkout("killed@30")["model"]
         assert all(tuned[f"backbone.{key}"].equal(value) for key, value in base.items())
         assert all(killed[key].equal(value) for key, value in tuned.items())
+
+
+@pytest.mark.slow
+def test_preemptible_train(tmp_path):
+    told = run("preemptible_train.py", tmp_path / "store")
+    stops = re.findall(r"SIGTERM after step (\d+), last commit at step (\d+)", told)
+    assert len(stops) == 2
+    assert all(int(sent) < int(last) < 60 for sent, last in stops)
+    assert "differences to the undisturbed run at step 60: 0" in told
+    with ckptstore.open(tmp_path / "store", run="preempted", create=False) as store:
+        assert {50, 60} <= set(store.steps())
+        assert store.verify().ok

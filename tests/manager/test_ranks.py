@@ -101,3 +101,21 @@ def test_a_rank_that_is_gone_is_told(folder):
     assert said[0][0] == "RankFailed" and "gone" in said[0][1]
     with ckptstore.open(folder / "store", run="gone") as store:
         assert store.latest() == 2
+
+
+@pytest.mark.crash
+def test_torchrun_is_told_to_go(tmp_path):
+    """It passes the signal on to the ranks, one after the other."""
+    with ckptstore.open(tmp_path / "store"):
+        pass
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    with subprocess.Popen(
+        [*torchrun, RANK.with_name("elastic.py"), tmp_path / "store"], stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        assert [agent.stdout.readline() for _ in range(2)] == ["training\n"] * 2
+        agent.send_signal(signal.SIGTERM)
+        said = agent.stdout.read().splitlines()
+    with ckptstore.open(tmp_path / "store") as store:
+        assert said == [f"saved {store.latest()}"] * 2
+        assert len(store.steps()) == 1
