@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -212,6 +213,9 @@ class CheckpointManager:
         decision = self._agree(step)
         if not force and not self._wants(decision):
             return False
+        if decision.preempted and self._flight is not None:
+            with self._holding():  # a failure must not cost the last commit
+                self._flight.surface()
         self._commit(decision, state, metrics, background=background and not decision.preempted)
         self._saved, self._since = decision.step, time.monotonic()
         self._final = self._final or decision.preempted
@@ -250,14 +254,12 @@ class CheckpointManager:
 
     def _decide(self, step: int) -> _Decision:
         due = False
-        try:
+        with self._holding():  # the others wait for this rank's ballot
             self._surface()
             due = self._ranks.leads and self._policy.due(self._moment(step))
-        except Exception as error:  # noqa: BLE001 - the others wait for this rank's ballot
-            self._error = error
         preempted = self._watch is not None and self._watch.preempted
         ballot = self._ranks.agree(step, Ballot(due, preempted, self._error is not None))
-        if ballot.failed and (self._final or not ballot.preempted):  # what failed must not cost the last commit
+        if ballot.failed and (self._final or not ballot.preempted):  # as in `_save`
             self._surface()
             raise RankFailed(f"another rank failed before step {step}: its own error says why")
         return _Decision(step, ballot.due, ballot.preempted)
@@ -265,6 +267,14 @@ class CheckpointManager:
     def _moment(self, step: int) -> Moment:
         last = self._last if self._saved is None else self._saved
         return Moment(step, last, time.monotonic() - self._since, self.is_saving_in_progress())
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Keep what is raised for the next `_surface`."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._error = error
 
     def _surface(self) -> None:
         """Raise what failed and nobody saw; wait for nothing."""

@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 
 class Gated(Intercepted):
-    """A storage that does one verb only when it may, and fails with `error` if that is set."""
+    """A storage that does one verb only when it may, and fails with `error` once if that is set."""
 
     def __init__(self, storage: Any) -> None:
         super().__init__(storage)
@@ -30,8 +30,9 @@ class Gated(Intercepted):
         if verb == self.verb and key.startswith("packs/"):
             self.reached.set()
             assert self.gate.wait(60)
-            if self.error is not None:
-                raise self.error
+            error, self.error = self.error, None
+            if error is not None:
+                raise error
         return operation()
 
 

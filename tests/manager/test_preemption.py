@@ -117,8 +117,22 @@ def test_what_failed_before_does_not_cost_the_last_commit(gated, state):
     gate.error = StorageFull("no space")
     manager.save(0, state())
     assert manager._flight and manager._flight.exception()
-    gate.error = None
     os.kill(os.getpid(), signal.SIGTERM)
+    assert manager.save(1, state())
+    assert manager.latest_step() == 1
+    with pytest.raises(StorageFull, match="no space"):
+        manager.close()
+
+
+def test_nor_does_what_fails_meanwhile(gated, state):
+    store, gate = gated
+    manager = CheckpointManager(store, 2)
+    gate.gate.clear()
+    gate.error = StorageFull("no space")
+    manager.save(0, state())
+    assert gate.reached.wait(60)
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=gate.gate.set).start()
     assert manager.save(1, state())
     assert manager.latest_step() == 1
     with pytest.raises(StorageFull, match="no space"):

@@ -12,6 +12,8 @@ import pytest
 
 import ckptstore
 
+pytestmark = pytest.mark.slow
+
 RANK = Path(__file__).with_name("rank.py")
 SCENARIOS = ["signalled", "policies", "steps", "failing", "policy_fails", "newest", "nothing", "alone", "kept"]
 
