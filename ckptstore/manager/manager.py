@@ -94,7 +94,7 @@ class CheckpointManager:
         self._ranks = Ranks(process_group)
         self._upkeep = Upkeep(self._drop)
         self._flight: CommitHandle | None = None
-        self._last = store.latest()
+        self._last = store.latest() if self._ranks.leads else None
         self._saved: int | None = None
         self._since = time.monotonic()
         self._decision: _Decision | None = None
@@ -200,7 +200,7 @@ class CheckpointManager:
             StateMismatch: with `into`; nothing was changed.
             CorruptData: stored bytes are damaged.
         """
-        chosen = self._ranks.from_first(self._store.latest()) if step is None else step
+        chosen = self._ranks.from_first(self._store.latest) if step is None else step
         if chosen is None:
             raise StepNotFound(f"run {self._store.run!r} of {self._store.url} has no step yet: ask latest_step() first")
         return self._store.checkout(chosen, into=into, strict=strict, allow_pickle=self._allow_pickle)

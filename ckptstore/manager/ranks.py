@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from ckptstore.errors import InvalidArgument, RankFailed
+
+_FAILED, _NONE = -2, -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,23 @@ class Ranks:
             raise InvalidArgument(f"ranks are at steps {-lowest} to {highest} at once: ask for the same step on all")
         return Ballot(bool(due), bool(preempted), bool(failed))
 
-    def from_first(self, step: int | None) -> int | None:
-        """Rank 0's step; called by all. Raises RankFailed."""
+    def from_first(self, find: Callable[[], int | None]) -> int | None:
+        """The step that `find` gives on rank 0; called by all. Raises RankFailed, and on rank 0 what `find` raises."""
         if self._group is None:
-            return step
-        found = self._highest([-1 if step is None or not self.leads else step])[0]
-        return None if found < 0 else found
+            return find()
+        answer, error = _FAILED, None
+        if self.leads:
+            try:
+                found = find()
+                answer = _NONE if found is None else found
+            except Exception as caught:  # noqa: BLE001 - the others wait for an answer
+                error = caught
+        answer = self._highest([answer])[0]
+        if error is not None:
+            raise error
+        if answer == _FAILED:
+            raise RankFailed("rank 0 could not look for a step: its own error says why")
+        return None if answer == _NONE else answer
 
     def _highest(self, values: list[int]) -> list[int]:
         """The highest of each number over all ranks.

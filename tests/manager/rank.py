@@ -67,7 +67,7 @@ def wait_for_failure(manager):
     assert manager._flight.exception()
 
 
-def refuse(self, key, parts):
+def refuse(*_):
     raise ckptstore.StorageFull("no space")
 
 
@@ -89,6 +89,13 @@ def newest(store, rank):
 def nothing(store, rank):
     """There is nothing to restore."""
     with CheckpointManager(store, 1) as manager:
+        manager.restore()
+
+
+def looking_fails(store, rank):
+    """Rank 0 cannot ask the catalog."""
+    with CheckpointManager(store, 1) as manager:
+        store.latest = refuse
         manager.restore()
 
 

@@ -15,7 +15,18 @@ import ckptstore
 pytestmark = pytest.mark.slow
 
 RANK = Path(__file__).with_name("rank.py")
-SCENARIOS = ["signalled", "policies", "steps", "failing", "policy_fails", "newest", "nothing", "alone", "kept"]
+SCENARIOS = [
+    "signalled",
+    "policies",
+    "steps",
+    "failing",
+    "policy_fails",
+    "newest",
+    "nothing",
+    "looking_fails",
+    "alone",
+    "kept",
+]
 
 
 def run(folder, *scenarios, size=2):
@@ -86,6 +97,10 @@ def test_all_restore_what_rank_0_finds_newest(told):
 
 def test_all_learn_that_there_is_nothing(told):
     assert [name for name, _ in told["nothing"]] == ["StepNotFound"] * 2
+
+
+def test_all_learn_that_rank_0_could_not_look(told):
+    assert [name for name, _ in told["looking_fails"]] == ["StorageFull", "RankFailed"]
 
 
 def test_groups_do_not_hear_of_each_other(told):
