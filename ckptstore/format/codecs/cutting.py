@@ -110,8 +110,11 @@ class Cutter:
     def _merge_fields(self, byte: Plane, others: Plane, out: Words, spare: Words) -> None:
         np.copyto(out, byte)
         np.multiply(out, 1 << self._cut.split, out=out)
-        np.copyto(spare, others)
-        np.multiply(spare, 0x101, out=spare)
+        if self._cut.split == WHOLE_BYTES - 1:  # a sign alone lies before: it is extended faster than copied
+            np.copyto(signed(spare), signed(others))
+        else:
+            np.copyto(spare, others)
+            np.multiply(spare, 0x101, out=spare)
         np.bitwise_and(spare, (0xFF - self._cut.rest) << 8 | self._cut.rest, out=spare)
         np.bitwise_or(out, spare, out=out)
         if self._cut.center:

@@ -101,7 +101,9 @@ def spread(common: Plane, bits: int, offset: int, out: Plane) -> None:
         return
     for place in range(_per_byte(bits)):
         part = out[place * symbols : (place + 1) * symbols]
-        np.bitwise_and(common if place == 0 else np.right_shift(common, bits * place, out=part), mask, out=part)
+        rest = np.right_shift(common, bits * place, out=part) if place else common
+        if bits * (place + 1) < WHOLE:  # nothing lies before the last ones
+            np.bitwise_and(rest, mask, out=part)
     np.add(out, np.uint8(offset), out=out)
 
 
