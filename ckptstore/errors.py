@@ -124,7 +124,10 @@ class UnsupportedLeaf(StateError, TypeError):
 
     def __init__(self, path: str, kind: str, advice: str) -> None:
         super().__init__(f"cannot store {path!r}: {kind}; {advice}")
-        self.path, self.kind = path, kind
+        self.path, self.kind, self._advice = path, kind, advice
+
+    def __reduce__(self) -> tuple[type[UnsupportedLeaf], tuple[str, str, str]]:
+        return type(self), (self.path, self.kind, self._advice)
 
 
 class StateMismatch(StateError):
@@ -139,6 +142,9 @@ class StateMismatch(StateError):
         ]
         told = "\n".join(part for part in parts if part)
         super().__init__(f"the target does not fit the commit; nothing was changed\n{told}")
+
+    def __reduce__(self) -> tuple[type[StateMismatch], tuple[tuple[str, ...], ...]]:
+        return type(self), (self.missing, self.unexpected, self.different)
 
 
 class PickleRefused(StateError):

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import check_address, open_catalog, sqlite_url
@@ -72,6 +72,30 @@ def open_parts(
         _check_owner(storage, found, config, read_only=read_only)
         on_error.pop_all()
     return _parts(ReadOnly(storage, refusal) if read_only else storage, found, config, sealer, compression)
+
+
+def attach_parts(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    compression: Level = "auto",
+    key_file: KeyFile = None,
+) -> ChunkStore:
+    """The parts of a store for one who writes packs for another, who has the catalog; see `ckptstore.open`."""
+    storage = open_storage(url, storage_options=storage_options)
+    config = _read_config(storage)
+    if config is None:
+        raise _no_store(storage)
+    version.check_features(config.requires_write, "write to", storage.url)
+    sealer = unlock(storage, config, key_file)
+    return ChunkStore(storage, cast("Catalog", _NoCatalog()), config, sealer, compression)
+
+
+class _NoCatalog:
+    """Stands where the catalog is somebody else's."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise CatalogError(f"{name}: this process was to leave the catalog to another one")
 
 
 def _parts(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog
+from ckptstore.chunkstore.claims import Claims, SessionClaims
 from ckptstore.chunkstore.encoding import Encoder
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.pace import Pace
@@ -45,8 +46,14 @@ class ChunkStore:
 
     def writer(self, session: str, *, refuse: Exception | None = None, advance: Advance = ignore) -> ChunkWriter:
         """A writer for a session; with `refuse`, that is raised instead of storing the first chunk that is new."""
+        return self.claiming_writer(SessionClaims(self.catalog, session), refuse=refuse, advance=advance)
+
+    def claiming_writer(
+        self, claims: Claims, *, refuse: Exception | None = None, advance: Advance = ignore
+    ) -> ChunkWriter:
+        """A writer that asks `claims` instead of the catalog; see `writer`."""
         encoder = Encoder(self.compression, self.pace, self._may_rest, self.raw)
-        return ChunkWriter(self.storage, self.catalog, self.payloads, encoder, session, refuse, advance)
+        return ChunkWriter(self.storage, claims, self.payloads, encoder, refuse, advance)
 
     def _may_rest(self, digests: set[bytes]) -> set[bytes]:
         """None in a store of old, whose readers know nothing of it, nor what commits have lost: whole ones heal."""

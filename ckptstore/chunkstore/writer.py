@@ -8,14 +8,14 @@ one window of copies.
 from __future__ import annotations
 
 import os
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Self, TypeVar
 
-from ckptstore.catalog.base import Catalog, ChunkLocation, NewPack
+from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.chunkstore.claims import Claims
 from ckptstore.chunkstore.deriving import Derivation, derivations, encode
 from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
@@ -49,14 +49,13 @@ class ChunkWriter:
     def __init__(
         self,
         storage: Storage,
-        catalog: Catalog,
+        claims: Claims,
         payloads: Payloads,
         encoder: Encoder,
-        session: str,
         refuse: Exception | None,
         advance: Advance,
     ) -> None:
-        self._storage, self._catalog, self._session_id = storage, catalog, session
+        self._storage, self._claims = storage, claims
         self._payloads, self._encoder, self._refuse, self._advance = payloads, encoder, refuse, advance
         self._bases: set[bytes] = set()
         self._pack_of: dict[bytes, str] = {}
@@ -87,11 +86,15 @@ class ChunkWriter:
             digests += self._write_window(window)
         return digests
 
+    def digests(self, pieces: Sequence[Piece]) -> list[bytes]:
+        """Those of all pieces, in order; nothing is written."""
+        return self._spread(self._digest, pieces)
+
     def rely_on(self, digests: Sequence[bytes]) -> set[bytes]:
         """Those chunks that the store holds: they need not be written, and gc spares them."""
-        found = self._catalog.pin(self._session_id, list(set(digests))) if digests else {}
+        found = self._claims.pin(list(set(digests))) if digests else {}
         held = [found[digest] for digest in digests if digest in found]
-        for location in held:
+        for location in found.values():
             self._rely_on(location)
         self._advance(sum(location.raw_length for location in held))
         return {location.digest for location in held}
@@ -110,9 +113,9 @@ class ChunkWriter:
         return self._own, dict(self._used) | own
 
     def _write_window(self, window: list[Piece]) -> list[bytes]:
-        digests = self._spread(self._digest, window)
+        digests = self.digests(window)
         unseen = list({digest for digest in digests if digest not in self._pack_of})
-        found = self._catalog.pin(self._session_id, unseen) if unseen else {}
+        found = self._claims.pin(unseen) if unseen else {}
         for location in found.values():
             self._rely_on(location)
         fresh: dict[bytes, Piece] = {}
@@ -153,7 +156,7 @@ class ChunkWriter:
         for batch in groups(fresh.items(), lambda item: len(item[1].data), _WINDOW_COPIES, _WINDOW_CHUNKS):
             effort = self._encoder.effort()
             if near is None and effort == "best":
-                near = self._encoder.near(fresh, partial(self._catalog.pin, self._session_id))
+                near = self._encoder.near(fresh, self._claims.pin)
             self._store(batch, effort, near or {}, derived)
 
     def _derivations(self, fresh: Mapping[bytes, Piece]) -> dict[bytes, Derivation]:
@@ -162,7 +165,7 @@ class ChunkWriter:
         if not resting:
             return {}
         some = {digest: piece for digest, piece in fresh.items() if digest in resting or piece.goes_on}
-        return derivations(some, partial(self._catalog.pin, self._session_id))
+        return derivations(some, self._claims.pin)
 
     def _store(
         self,
@@ -194,10 +197,9 @@ class ChunkWriter:
         self._pack_of[chunk.digest] = self._names[-1]
 
     def _reserve(self, count: int) -> None:
-        names = [uuid.uuid4().hex for _ in range(count - len(self._names))]
-        if names:
-            self._catalog.reserve(self._session_id, names)
-            self._names[:0] = names
+        missing = count - len(self._names)
+        if missing > 0:
+            self._names[:0] = self._claims.reserve(missing)
 
     def _put_pack(self) -> None:
         builder, self._builder = self._builder, packs.PackBuilder()

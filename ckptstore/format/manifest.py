@@ -15,6 +15,9 @@ import msgspec
 from ckptstore.errors import CorruptData
 from ckptstore.format.grid import Grid, Index
 
+INLINE_TENSOR, INLINE_VALUE = 64, 1024
+"""Arrays and encoded values of at most so many bytes stand in the manifest itself."""
+
 _MOST_DIMS = 64  # numpy's
 _MOST_BYTES = (1 << 63) - 1
 

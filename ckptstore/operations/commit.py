@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,29 +10,25 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ckptstore.catalog.base import Catalog, CommitRecord, NewCommit, NewPack
+from ckptstore.catalog.base import CommitRecord, NewCommit
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.grouping import Advance
-from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced, StepExists, StorageError
-from ckptstore.format import document, version
+from ckptstore.errors import SessionFenced, StepExists
+from ckptstore.format import version
 from ckptstore.format.codecs import BYTES
 from ckptstore.format.grid import Grid, default_chunk_shape
-from ckptstore.format.manifest import Entry, Manifest, TensorEntry, Value, ValueEntry, logical_bytes
+from ckptstore.format.manifest import INLINE_TENSOR, INLINE_VALUE, Entry, Manifest, TensorEntry, Value, ValueEntry
 from ckptstore.operations.adam import Trained
 from ckptstore.operations.arrivals import Arrival, Arrivals
 from ckptstore.operations.history import Draft
 from ckptstore.operations.lineage import Lineage
+from ckptstore.operations.publish import discard, new_commit, publish, taken_step
 from ckptstore.operations.session import writing_session
-from ckptstore.patience import patiently
 from ckptstore.state.adam import find_recipes
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.live import LiveLeaf, Loan, live_leaves
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes, plain_bytes
 from ckptstore.state.tree import Flat
-from ckptstore.storage.base import Storage
-
-_INLINE_TENSOR = 64
-_INLINE_VALUE = 1024
 
 
 def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> CommitRecord:
@@ -52,112 +45,32 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
             way the same may be committed again.
     """
     version.check_features(chunks.config.requires_write, "write to", chunks.storage.url)
-    if _exists(chunks, draft):
-        taken = StepExists(f"step {draft.step} of run {draft.run!r} holds another state: commit to a new step")
+    if taken := taken_step(chunks, draft):
         try:
             return _commit(chunks, flat, draft, advance, taken)
         except StepExists:
-            if _exists(chunks, draft) or live_leaves(flat):
+            if taken_step(chunks, draft) or live_leaves(flat):
                 raise  # otherwise it was deleted meanwhile; what was lent may have changed since
     return _commit(chunks, flat, draft, advance, None)
 
 
 def _commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance, refuse: StepExists | None) -> CommitRecord:
-    name = uuid.uuid4().hex
     with writing_session(chunks.catalog) as session:
         writer = chunks.writer(session, refuse=refuse, advance=advance)
         try:
-            new = _write(chunks, writer, flat, draft, name)
-            chunks.catalog.reserve(session, (), document=new.document)
-            chunks.storage.put(new.document, [new.manifest])
-            made = _make_exist(chunks.catalog, session, new)
-        except SessionFenced:  # gc has been here already, and would not come again for what was stored after that
-            _discard(chunks.storage, [*writer.keys, document.document_key(draft.run, draft.step, name)])
+            return publish(chunks, session, _write(chunks, writer, flat, draft))
+        except SessionFenced:
+            discard(chunks.storage, writer.keys)
             raise
-    if made.id != new.id:
-        chunks.storage.delete(new.document)
-    return made
 
 
-def _write(chunks: ChunkStore, writer: ChunkWriter, flat: Flat, draft: Draft, name: str) -> NewCommit:
+def _write(chunks: ChunkStore, writer: ChunkWriter, flat: Flat, draft: Draft) -> NewCommit:
     with writer:
         manifest = _write_leaves(writer, flat, chunks, Lineage(chunks, draft.parent))
         own, needs = writer.finish()
     for leaf in live_leaves(flat):
         leaf.lender.check()
-    return _new_commit(chunks, manifest, draft, name, own, needs, writer.bases)
-
-
-def _make_exist(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
-    try:
-        return catalog.commit(session, new)
-    except CatalogUnavailable:
-        return patiently(lambda: _make_exist_again(catalog, session, new), CatalogUnavailable)
-
-
-def _make_exist_again(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
-    """The reply was lost: asking for the same finds the commit made, or makes it."""
-    try:
-        return catalog.commit(session, new)
-    except SessionFenced as error:
-        made = catalog.by_id(new.id)  # somebody may have deleted it since
-        if made is None:
-            unknown = f"nobody knows whether step {new.step} of run {new.run!r} was committed for a moment"
-            raise CatalogError(f"{unknown}; it is not there now: commit again") from error
-        return made
-
-
-def _discard(storage: Storage, keys: Sequence[str]) -> None:
-    with suppress(StorageError):  # the first error is the one to tell
-        for key in keys:
-            storage.delete(key)
-
-
-def _exists(chunks: ChunkStore, draft: Draft) -> bool:
-    newest = chunks.catalog.newest(draft.run, draft.step)
-    return newest is not None and newest.step == draft.step
-
-
-def _new_commit(
-    chunks: ChunkStore,
-    manifest: Manifest,
-    draft: Draft,
-    name: str,
-    own: list[NewPack],
-    needs: dict[str, int],
-    bases: bytes,
-) -> NewCommit:
-    key = document.document_key(draft.run, draft.step, name)
-    content = chunks.digest.compute(document.encode_manifest(manifest))
-    body = document.Document(
-        store=chunks.config.id,
-        id=name,
-        run=draft.run,
-        step=draft.step,
-        parent=draft.parent,
-        created=time.time(),
-        metadata=draft.metadata,
-        content=content,
-        packs=tuple(sorted(needs)),
-        manifest=manifest,
-        bases=bases,
-    )
-    data = chunks.encode_document(body, key)
-    return NewCommit(
-        id=name,
-        run=draft.run,
-        step=draft.step,
-        parent=draft.parent,
-        metadata=draft.metadata,
-        content=content,
-        document=key,
-        manifest=data,
-        leaves=len(manifest.entries),
-        logical_bytes=logical_bytes(manifest),
-        new_bytes=sum(pack.size for pack in own) + len(data),
-        packs=own,
-        needs=needs,
-    )
+    return new_commit(chunks, manifest, draft, own, needs, writer.bases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +143,7 @@ def _plan(leaf: TensorLeaf | Value, most: int) -> _Planned:
 
 def _plan_tensor(leaf: TensorLeaf, most: int) -> _Planned:
     shape, itemsize = leaf.shape, leaf.itemsize
-    small = leaf.nbytes <= _INLINE_TENSOR
+    small = leaf.nbytes <= INLINE_TENSOR
     grid = Grid(shape, default_chunk_shape(shape, itemsize, most))
     entry = TensorEntry(
         library=leaf.library,
@@ -248,7 +161,7 @@ def _plan_tensor(leaf: TensorLeaf, most: int) -> _Planned:
 
 def _plan_value(value: Value, most: int) -> _Planned:
     encoded = msgspec.msgpack.encode(value)
-    if len(encoded) <= _INLINE_VALUE:
+    if len(encoded) <= INLINE_VALUE:
         return _Planned(encoded, ValueEntry(value), None)
     entry = ValueEntry(None, len(encoded), most)
     return _Planned(encoded, entry, Grid((len(encoded),), (most,)))

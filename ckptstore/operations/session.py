@@ -16,7 +16,13 @@ LEASE_SECONDS = 60.0
 @contextmanager
 def writing_session(catalog: Catalog, lease_seconds: float = LEASE_SECONDS) -> Iterator[str]:
     """A session's id, with a heartbeat at a third of the lease; on an error it ends, and gc finds its packs."""
-    session = catalog.open_session(lease_seconds)
+    with kept_alive(catalog, catalog.open_session(lease_seconds), lease_seconds) as session:
+        yield session
+
+
+@contextmanager
+def kept_alive(catalog: Catalog, session: str, lease_seconds: float = LEASE_SECONDS) -> Iterator[str]:
+    """An open session, with a heartbeat; see `writing_session`. On leaving it without an error its lease runs on."""
     over = threading.Event()
     beat = threading.Thread(target=_beat, args=(catalog, session, lease_seconds, over), daemon=True)
     beat.start()

@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import enum
 import fractions
+import io
 import pathlib
 import uuid
 import zoneinfo
@@ -155,6 +156,7 @@ _BY_TYPE: dict[type, Kind] = {
     OrderedDict: Kind("OrderedDict", _pack_dict, _unpack_dict(OrderedDict)),
     complex: Kind("complex", lambda value: [value.real, value.imag], _spread(complex)),
     bytearray: Kind("bytearray", bytes, lambda told, _: bytearray(memoryview(told))),
+    io.BytesIO: Kind("BytesIO", io.BytesIO.getvalue, lambda told, _: io.BytesIO(memoryview(told))),
     range: Kind("range", lambda value: [value.start, value.stop, value.step], _spread(range)),
     slice: Kind("slice", lambda value: [value.start, value.stop, value.step], _spread(slice)),
     type(...): Kind("ellipsis", lambda _: None, lambda *_: ...),

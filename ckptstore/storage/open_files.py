@@ -32,12 +32,15 @@ class OpenFile:
 
 
 class OpenFiles:
-    """At most `most` open files, the longest unused given up first. Safe to use from several threads."""
+    """At most `most` open files, the longest unused given up first. Safe to use from several threads, and to pickle."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._files: OrderedDict[Path, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
+        return OpenFiles, (self._most,)
 
     def get(self, path: Path) -> OpenFile:
         """The file, opened if need be."""

@@ -56,6 +56,7 @@ class FsspecStorage:
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        self._reached_by = url, storage_options
         self._url = without_password(url)
         self._secrets = secrets_of(url, storage_options or {})
         self._fs, root = connect(url, storage_options or {})
@@ -64,6 +65,9 @@ class FsspecStorage:
         self._web = is_web(url)
         self._how = how_to_put(self._fs)
         self.refusal = "" if stores_whole(self._fs) and not self._web else f"{self._url} {_REFUSAL}"
+
+    def __reduce__(self) -> tuple[type[FsspecStorage], tuple[str, Mapping[str, Any] | None]]:
+        return type(self), self._reached_by
 
     def __repr__(self) -> str:
         return f"FsspecStorage({self._url!r})"

@@ -1,0 +1,102 @@
+"""DCP's metadata and manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ckptstore.errors import StateError
+from ckptstore.format.grid import Grid, default_chunk_shape
+from ckptstore.format.manifest import INLINE_TENSOR, Entry, Manifest, TensorEntry, ValueEntry
+from ckptstore.integrations.dcp.names import Keys, containers_of, flat_names, logical_path
+from ckptstore.operations.reports import Report
+from ckptstore.state.dtypes import dtype_name, torch_dtype
+
+
+def manifest_of(metadata: Metadata, written: Report, chunk_bytes: int) -> Manifest:
+    """The manifest of what ranks wrote, by DCP's metadata of what they had planned.
+
+    Raises:
+        StateError: a leaf or a part of one that nobody wrote; keys that do not make a tree.
+    """
+    planned = metadata.state_dict_metadata
+    keys = _all_keys(metadata)
+    for name in keys:
+        if name not in planned:
+            raise StateError(f"{name!r} is in the state, but no rank was to write it: see to the planner")
+    entries: dict[str, Entry] = {}
+    for name, path in ((name, logical_path(keys[name])) for name in keys):
+        form = planned[name]
+        if isinstance(form, TensorStorageMetadata):
+            entries[path] = _tensor_entry(name, form, written, chunk_bytes)
+        else:
+            entries[path] = _value_entry(name, written, chunk_bytes)
+    return Manifest(entries, containers_of(keys.values()))
+
+
+def metadata_of(manifest: Manifest) -> tuple[Metadata, dict[str, str]]:
+    """DCP's metadata of a commit, and its names' logical paths. Every tensor is one piece, whoever saved it.
+
+    Raises StateError when two leaves have one name in DCP.
+    """
+    names = flat_names(manifest)
+    found = {name: _storage_metadata(manifest.entries[path]) for name, (path, _) in names.items()}
+    metadata = Metadata(found, planner_data={name: keys for name, (_, keys) in names.items()})
+    return metadata, {name: path for name, (path, _) in names.items()}
+
+
+def _all_keys(metadata: Metadata) -> dict[str, Keys]:
+    """Name → keys, in the order of the state, which does not depend on who wrote what."""
+    told: Any = metadata.planner_data
+    known = told if isinstance(told, Mapping) else {}
+    keys = {name: found for name, found in known.items() if isinstance(found, tuple)}
+    return keys | {name: (name,) for name in metadata.state_dict_metadata if name not in keys}
+
+
+def _tensor_entry(name: str, form: TensorStorageMetadata, written: Report, chunk_bytes: int) -> TensorEntry:
+    shape, itemsize = tuple(form.size), form.properties.dtype.itemsize
+    grid = Grid(shape, default_chunk_shape(shape, itemsize, chunk_bytes))
+    nbytes = prod(shape) * itemsize
+    inline = written.inline.get(name, b"")
+    held = {} if nbytes <= INLINE_TENSOR else written.chunks.get(name, {})
+    if len(held) != (0 if nbytes <= INLINE_TENSOR else len(grid)) or len(inline) != nbytes * (nbytes <= INLINE_TENSOR):
+        raise StateError(f"{name!r}: it was planned, but no rank wrote all of it")
+    return TensorEntry(
+        library="torch",
+        dtype=dtype_name(form.properties.dtype),
+        itemsize=itemsize,
+        shape=shape,
+        chunk_shape=grid.chunk_shape,
+        chunks=b"".join(held[number] for number in range(len(held))),
+        inline=inline,
+        requires_grad=form.properties.requires_grad,
+    )
+
+
+def _value_entry(name: str, written: Report, chunk_bytes: int) -> ValueEntry:
+    if name not in written.values:
+        raise StateError(f"{name!r}: it was planned, but no rank wrote it")
+    value, size = written.values[name]
+    if not size:
+        return ValueEntry(value)
+    held = written.chunks[name]
+    return ValueEntry(None, size, chunk_bytes, b"".join(held[number] for number in range(len(held))))
+
+
+def _storage_metadata(entry: Entry) -> TensorStorageMetadata | BytesStorageMetadata:
+    if not isinstance(entry, TensorEntry) or entry.library != "torch":
+        return BytesStorageMetadata()
+    size = torch.Size(entry.shape)
+    whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+    properties = TensorProperties(torch_dtype(entry.dtype), requires_grad=entry.requires_grad)
+    return TensorStorageMetadata(properties, size, [whole])

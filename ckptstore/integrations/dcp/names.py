@@ -1,0 +1,88 @@
+"""DCP's flat names and logical paths.
+
+DCP calls a leaf by the keys on the way to it, as str, joined by dots: `model.layers.0.weight`. What a planner knows of
+these keys, str in mappings and int in lists, makes the logical path: `model/layers.0.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ckptstore.errors import StateError
+from ckptstore.format.manifest import Container, Manifest
+from ckptstore.state.paths import join, parse, segment, split
+from ckptstore.state.values import decode
+
+Keys = tuple[str | int, ...]
+
+_SEQUENCES = frozenset({"list", "tuple", "deque"})
+
+
+def logical_path(keys: Keys) -> str:
+    """The logical path of a leaf."""
+    return join(*map(segment, keys))
+
+
+def containers_of(leaves: Iterable[Keys]) -> dict[str, Container]:
+    """The dicts and lists on the way to all leaves.
+
+    Raises:
+        StateError: a leaf stands where another one needs a container, or keys are those of a dict and of a list.
+    """
+    children: dict[Keys, dict[str | int, None]] = {(): {}}
+    ends = set()
+    for keys in leaves:
+        ends.add(keys)
+        for depth, key in enumerate(keys):
+            children.setdefault(keys[:depth], {})[key] = None
+    for keys in ends & children.keys():
+        raise StateError(f"{'.'.join(map(str, keys))!r} is a leaf on one rank and a container on another")
+    return {logical_path(keys): _container(keys, tuple(held)) for keys, held in children.items()}
+
+
+def flat_names(manifest: Manifest) -> dict[str, tuple[str, Keys]]:
+    """DCP's name of every leaf: its logical path, and its keys. Raises StateError when two have one name."""
+    names: dict[str, tuple[str, Keys]] = {}
+    for path in manifest.entries:
+        keys = _keys(path, manifest.containers)
+        name = ".".join(map(str, keys))
+        if name in names:
+            told = f"{names[name][0]!r} and {path!r} have one name in DCP, {name!r}"
+            raise StateError(f"{told}: read this commit with checkout or read")
+        names[name] = path, keys
+    return names
+
+
+def merged_keys(known: Sequence[Any]) -> dict[str, Keys]:
+    """DCP's names and their keys, of what the planners of all ranks know.
+
+    Raises StateError for a name that stands for different keys.
+    """
+    merged: dict[str, Keys] = {}
+    for mapping in known:
+        for name, keys in mapping.items() if isinstance(mapping, Mapping) else ():
+            if merged.setdefault(name, keys) != keys:
+                told = f"{merged[name]} on one rank and {keys} on another are one name once flattened"
+                raise StateError(f"{name!r}: {told}: rename one")
+    return merged
+
+
+def _container(keys: Keys, held: Keys) -> Container:
+    numbers = [key for key in held if isinstance(key, int)]
+    if not numbers:
+        return Container("dict", held)
+    if sorted(numbers) != list(range(len(held))):
+        raise StateError(f"{'.'.join(map(str, keys))!r} is a list of which the ranks of this save have a part only")
+    return Container("list", tuple(range(len(held))))
+
+
+def _keys(path: str, containers: Mapping[str, Container]) -> Keys:
+    keys: list[str | int] = []
+    above = ""
+    for part in split(path):
+        key = decode(parse(part), path)
+        in_sequence = above in containers and containers[above].kind in _SEQUENCES
+        keys.append(key if in_sequence and isinstance(key, int) else str(key))
+        above = join(above, part)
+    return tuple(keys)

@@ -1,0 +1,155 @@
+"""DCP's loads from a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ckptstore.chunkstore import DEFAULT_BUDGET
+from ckptstore.errors import InvalidArgument, StateError
+from ckptstore.format.manifest import TensorEntry
+from ckptstore.format.selection import Selection
+from ckptstore.integrations.dcp.manifests import metadata_of
+from ckptstore.integrations.dcp.place import Place
+from ckptstore.integrations.dcp.values import given_back
+from ckptstore.operations.address import LATEST, Ref, check_name, resolve
+from ckptstore.operations.load import Filling, fill
+from ckptstore.operations.read import read
+from ckptstore.operations.view import ManifestView, view_of
+from ckptstore.state.tensors import allocate, check_fits
+from ckptstore.store import Store
+
+
+class StoreReader(StorageReader):
+    """One commit of a store, for `dcp.load(state, storage_reader=StoreReader(store, step=100))`.
+
+    The commit may have been saved by any number of ranks, in any layout, or by `Store.commit`. Every rank reads the
+    chunks that its own shards touch, straight into them where they are plain memory.
+
+    Args:
+        store: a store, or its URL.
+        step: the commit: a step, a tag, "latest", any of these behind `run@`. A `checkpoint_id` given to `dcp.load` is
+            another one.
+        run: the run; by default the store's, or `main`.
+        allow_pickle: load values that were stored as pickles. A pickle can run any code.
+        allow_cast: load tensors into those of other dtypes, as `Tensor.copy_` does.
+        memory_budget_bytes: what reading may hold beside the state itself.
+        options: for a URL, what `ckptstore.open` takes, such as `catalog`.
+
+    A load raises, wrapped in DCP's CheckpointException:
+        StateError: a tensor of another dtype, or one that can not be filled in place; nothing was written to any.
+        PickleRefused: a value that is a pickle.
+        CorruptData: stored bytes are damaged.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        *,
+        step: Ref = LATEST,
+        run: str | None = None,
+        allow_pickle: bool = False,
+        allow_cast: bool = False,
+        memory_budget_bytes: int = DEFAULT_BUDGET,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._place = Place(store, None if run is None else check_name("run", run), {"create": False, **options})
+        self._step, self._allow_pickle, self._allow_cast = step, allow_pickle, allow_cast
+        self._budget = memory_budget_bytes
+        self._view: ManifestView | None = None
+        self._paths: dict[str, str] = {}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it may name a commit."""
+        return isinstance(checkpoint_id, str | int)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """See `StorageReader`. Raises InvalidArgument for a `checkpoint_id` that names no commit."""
+        if checkpoint_id is None:
+            return
+        if not isinstance(checkpoint_id, str | int):
+            raise InvalidArgument(f"checkpoint_id={checkpoint_id!r}: give a step or a tag, or leave it out")
+        self._step = checkpoint_id
+
+    def read_metadata(self, *args: Any) -> Metadata:
+        """See `StorageReader`. Raises StepNotFound, RunNotFound, TagNotFound."""
+        chunks = self._place.parts()
+        self._view = view_of(chunks, resolve(chunks.catalog, self._place.run, self._step))
+        metadata, self._paths = metadata_of(self._view.manifest)
+        metadata.storage_meta = StorageMeta(checkpoint_id=self._view.name, save_id=self._view.commit.id)
+        return metadata
+
+    def set_up_storage_reader(
+        self,
+        metadata: Metadata,
+        is_coordinator: bool,  # noqa: FBT001 - by DCP
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """See `StorageReader`."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """See `StorageReader`."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """See `StorageReader`."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """See `StorageReader`."""
+        tensors = [item for item in plan.items if item.type is LoadItemType.TENSOR]
+        self._read_tensors(tensors, planner)
+        for item in plan.items:
+            if item.type is LoadItemType.BYTE_IO:
+                planner.load_bytes(item, self._read_value(item.storage_index.fqn))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_tensors(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+        targets = [planner.resolve_tensor(item) for item in items]
+        jobs = [self._filling(item, target) for item, target in zip(items, targets, strict=True)]
+        fill(self._place.parts(), jobs, budget=self._budget)
+        for item, target, job in zip(items, targets, jobs, strict=True):
+            if job.target is not target:
+                target.detach().copy_(torch.as_tensor(job.target))
+            planner.commit_tensor(item, target)
+
+    def _filling(self, item: ReadItem, target: torch.Tensor) -> Filling:
+        """Where the elements go first: into the target, or into a tensor of the commit's dtype that is cast then."""
+        name = item.storage_index.fqn
+        entry = self._known.manifest.entries[self._paths[name]]
+        if not isinstance(entry, TensorEntry):
+            raise StateError(f"{name!r}: a plain value in the commit, a tensor in the target")
+        ranges = tuple(range(at, at + length) for at, length in zip(item.storage_offsets, item.lengths, strict=True))
+        part = replace(entry, shape=tuple(item.lengths), order=None)
+        misfit = check_fits(name, part, target)
+        if misfit is None:
+            return Filling(entry, target, Selection(ranges, frozenset()), name)
+        if not self._allow_cast or tuple(target.shape) != part.shape:
+            raise StateError(f"{misfit}: make them alike, or pass allow_cast=True for other dtypes")
+        return Filling(entry, allocate(part), Selection(ranges, frozenset()), name)
+
+    def _read_value(self, name: str) -> Any:
+        view, path = self._known, self._paths[name]
+        options: dict[str, Any] = {"allow_pickle": self._allow_pickle, "budget": self._budget}
+        value = read(self._place.parts(), view, path, ..., None, **options)
+        return given_back(name, value, allow_pickle=self._allow_pickle)
+
+    @property
+    def _known(self) -> ManifestView:
+        if self._view is None:
+            self.read_metadata()
+        assert self._view is not None
+        return self._view

@@ -1,0 +1,195 @@
+"""DCP's saves into a store."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from ckptstore.errors import InvalidArgument
+from ckptstore.format.manifest import Value
+from ckptstore.integrations.dcp.manifests import manifest_of
+from ckptstore.integrations.dcp.names import merged_keys
+from ckptstore.integrations.dcp.place import Place
+from ckptstore.integrations.dcp.values import encoded
+from ckptstore.operations import history
+from ckptstore.operations.address import check_metadata, check_name, check_step
+from ckptstore.operations.gathering import Gathering
+from ckptstore.operations.parts import Part
+from ckptstore.operations.ranks import Ranks
+from ckptstore.operations.reports import Report
+from ckptstore.operations.share import Held, write_share
+from ckptstore.operations.shares import Shard
+from ckptstore.store import Store
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """Which of how many ranks a plan is for."""
+
+    rank: int
+    count: int
+
+
+class StoreWriter(StorageWriter):
+    """One step of a store, saved by all ranks together: `dcp.save(state, storage_writer=StoreWriter(store, step=100))`.
+
+    The commit is like any other. Its chunks follow the whole tensors, so that the same weights saved by other ranks, or
+    by `Store.commit`, are stored once. Ranks send each other what they have of chunks that none has whole; only the
+    coordinator uses the catalog. Whatever fails on one rank fails the save on all, and no step is changed.
+
+    Args:
+        store: a store, or its URL; a store that is missing is made.
+        step: 0 to 2**63 - 1. A `checkpoint_id` given to `dcp.save` is another step.
+        run: the run; by default the store's, or `main`.
+        metadata: JSON, such as {"loss": 2.3}; the coordinator's counts.
+        allow_pickle: store values of unknown types as pickles.
+        process_group: the group given to `dcp.save`, if it is not the default one.
+        options: for a URL, what `ckptstore.open` takes, such as `catalog`.
+
+    Raises:
+        InvalidArgument: a bad step, run, metadata or option.
+
+    A save raises, wrapped in DCP's CheckpointException:
+        StepExists: the step holds another state. The same state again is success.
+        UnsupportedLeaf: a value or tensor that has no encoding; names it.
+        StateError: shards that do not make whole tensors, or leaves that nobody writes.
+        RankFailed: on the ranks on which nothing else failed.
+        StorageError, CatalogError: a write failed.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        *,
+        step: int,
+        run: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        allow_pickle: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._place = Place(store, None if run is None else check_name("run", run), options)
+        self._step, self._metadata, self._allow_pickle = check_step(step), check_metadata(metadata), allow_pickle
+        self._group = process_group
+        self._save = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the process of an `async_save`, which has a group of its own."""
+        return {name: held for name, held in self.__dict__.items() if name not in {"_group", "_save"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._group, self._save = None, threading.local()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a step."""
+        return str(checkpoint_id).isdecimal()
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """See `StorageWriter`. Raises InvalidArgument for a `checkpoint_id` that is no step."""
+        if checkpoint_id is None:
+            return
+        if not self.validate_checkpoint_id(checkpoint_id):
+            raise InvalidArgument(f"checkpoint_id={checkpoint_id!r}: give a step, or leave it out")
+        self._save.step = check_step(int(str(checkpoint_id)))
+
+    def storage_meta(self) -> StorageMeta:
+        """See `StorageWriter`."""
+        return StorageMeta(checkpoint_id=f"{self._place.run}@{self._step_now}")
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001 - by DCP
+        """See `StorageWriter`. Raises InvalidArgument for `use_collectives=False`: no rank knows of others then."""
+        if not kwargs.get("use_collectives", True):
+            raise InvalidArgument("use_collectives=False: leave it out, since all ranks make one commit together")
+        if is_coordinator:
+            self._place.parts()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """See `StorageWriter`."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """See `StorageWriter`. Raises StateError for names that stand for different keys on different ranks."""
+        merged_keys([plan.planner_data for plan in plans])
+        return [replace(plan, storage_data=_Seat(rank, len(plans))) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """See `StorageWriter`."""
+        ranks = self._ranks(plan.storage_data)
+        gathering = Gathering(self._place.parts(), self._draft) if ranks.is_coordinator else None
+        held = Held(
+            self._place.parts if ranks.is_coordinator else self._place.storage,
+            self._place.run,
+            self._step_now,
+            [_part(item, planner) for item in plan.items if item.tensor_data is not None],
+            partial(self._values, plan.items, planner),
+        )
+        with gathering or nullcontext():
+            report = write_share(ranks, gathering, held)
+        self._save.gathering = gathering
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(_results(plan.items, report))
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """See `StorageWriter`."""
+        gathering: Gathering = self._save.gathering
+        told = [each.storage_data for of_rank in results for each in of_rank if each.storage_data is not None]
+        record = gathering.publish(told, partial(manifest_of, metadata))
+        metadata.storage_data = None
+        metadata.storage_meta = replace(self.storage_meta(), save_id=record.id)
+
+    @property
+    def _step_now(self) -> int:
+        step: int = getattr(self._save, "step", self._step)
+        return step
+
+    def _ranks(self, seat: _Seat) -> Ranks:
+        if seat.count > 1 and dist.get_world_size(self._group) != seat.count:
+            told = f"{seat.count} ranks save, but the process group has {dist.get_world_size(self._group)}"
+            raise InvalidArgument(f"{told}: give process_group= to StoreWriter too, as it was given to dcp.save")
+        return Ranks(seat.rank, seat.count, self._group)
+
+    def _draft(self) -> history.Draft:
+        return history.draft(self._place.parts().catalog, self._place.run, self._step_now, None, self._metadata)
+
+    def _values(self, items: Sequence[WriteItem], planner: SavePlanner) -> dict[str, Value]:
+        return {
+            item.index.fqn: encoded(item.index.fqn, planner.resolve_data(item), allow_pickle=self._allow_pickle)
+            for item in items
+            if item.type is WriteItemType.BYTE_IO
+        }
+
+
+def _part(item: WriteItem, planner: SavePlanner) -> Part:
+    form = item.tensor_data
+    assert form is not None
+    start, dtype = tuple(form.chunk.offsets), form.properties.dtype
+    stop = tuple(low + extent for low, extent in zip(start, form.chunk.sizes, strict=True))
+    shard = Shard(item.index.fqn, dtype.itemsize, tuple(form.size), start, stop)
+    return Part(shard, dtype, partial(planner.resolve_data, item))  # type: ignore[arg-type] # a tensor, by the item's type
+
+
+def _results(items: Sequence[WriteItem], report: Report) -> list[WriteResult]:
+    """One for each item; the first one also says what this rank wrote."""
+    told = [report.encode(), *[None] * len(items)]
+    return [WriteResult(item.index, _size(item), data) for item, data in zip(items, told, strict=False)]
+
+
+def _size(item: WriteItem) -> int:
+    form = item.tensor_data
+    return 0 if form is None else prod(form.chunk.sizes) * form.properties.dtype.itemsize

@@ -1,0 +1,126 @@
+"""The coordinator of a commit that several ranks make: the only one who talks to the catalog."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from ckptstore.catalog.base import CommitRecord, NewCommit
+from ckptstore.chunkstore import ChunkStore, ChunkWriter
+from ckptstore.chunkstore.claims import SessionClaims
+from ckptstore.errors import InvalidArgument, SessionFenced
+from ckptstore.format import version
+from ckptstore.format.manifest import Manifest, split_digests
+from ckptstore.format.packs import TARGET_BYTES, pack_key
+from ckptstore.operations.history import Draft
+from ckptstore.operations.publish import discard, new_commit, publish, taken_step
+from ckptstore.operations.reports import Ask, Dealt, Grant, Opening, Report, merged
+from ckptstore.operations.session import kept_alive, writing_session
+from ckptstore.operations.shares import deal
+
+_MOST_ASKED = 1 << 14
+_FRAMING = 256
+
+
+class Gathering:
+    """One commit on its way: opened by `deal`, given up when its context is left with an error, ended by `publish`.
+
+    Between the two its session has a lease, but nobody who extends it.
+    """
+
+    def __init__(self, chunks: ChunkStore, draft: Callable[[], Draft]) -> None:
+        self._chunks, self._make_draft = chunks, draft
+        self._stack = ExitStack()
+        self._known: set[bytes] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def deal(self, openings: Sequence[Opening]) -> list[Dealt]:
+        """Open the session, and tell every rank what to do.
+
+        Raises:
+            InvalidArgument: ranks disagree on store, run or step.
+            StateError: their shards do not make whole tensors.
+        """
+        _check_same(openings)
+        version.check_features(self._chunks.config.requires_write, "write to", self._chunks.storage.url)
+        deals = deal([opening.shards for opening in openings], self._chunks.config.chunk_bytes)
+        self._draft = self._make_draft()
+        self._taken = taken_step(self._chunks, self._draft)
+        self._session = self._stack.enter_context(writing_session(self._chunks.catalog))
+        self._claims = SessionClaims(self._chunks.catalog, self._session)
+        self.writer: ChunkWriter = self._chunks.claiming_writer(self._claims)
+        windows = max(opening.windows for opening in openings)
+        return [Dealt(each, windows) for each in deals]
+
+    def grant(self, asks: Sequence[Ask]) -> list[Grant]:
+        """Every chunk that nobody holds yet to the first rank that has it. Raises StepExists when there is one, and
+        the step is taken.
+        """
+        digests = [split_digests(ask.digests, self._chunks.digest.size) for ask in asks]
+        fresh = list(dict.fromkeys(one for each in digests for one in each if one not in self._known))
+        self._known.update(fresh)
+        held = {one for some in _batches(fresh) for one in self.writer.rely_on(some)}
+        missing = set(fresh) - held
+        if missing and self._taken is not None:
+            raise self._taken
+        return [self._grant(rank, ask, digests[rank], missing) for rank, ask in enumerate(asks)]
+
+    def publish(self, told: Sequence[bytes], make: Callable[[Report, int], Manifest]) -> CommitRecord:
+        """Make the commit exist, of what all ranks told; `make` gives its manifest, of all reports and the chunk size.
+
+        Raises StateError, and see `publish.publish`.
+        """
+        with kept_alive(self._chunks.catalog, self._session) as session:
+            written = merged([Report.decode(data, self._chunks.digest.size) for data in told])
+            new = self._new_commit(make(written, self._chunks.config.chunk_bytes), written)
+            try:
+                return publish(self._chunks, session, new)
+            except SessionFenced:
+                discard(self._chunks.storage, [pack_key(pack.name) for pack in written.packs])
+                raise
+
+    def _new_commit(self, manifest: Manifest, written: Report) -> NewCommit:
+        needs = Counter(self._needed)
+        for pack in written.packs:
+            needs[pack.name] = sum(chunk.length for chunk in pack.chunks)
+        bases = b"".join(sorted({*split_digests(written.bases, self._chunks.digest.size)}))
+        return new_commit(self._chunks, manifest, self._draft, written.packs, needs, bases)
+
+    def settle(self, told: Sequence[Any]) -> list[None]:
+        """All ranks have written what they were granted."""
+        self._needed = self.writer.finish()[1]
+        return [None] * len(told)
+
+    def _grant(self, rank: int, ask: Ask, digests: Sequence[bytes], missing: set[bytes]) -> Grant:
+        wanted = []
+        for place, digest in enumerate(digests):
+            if digest in missing:
+                missing.discard(digest)
+                wanted.append(place)
+        if rank == 0 or not wanted:
+            return Grant(wanted, ())
+        most = 1 + 2 * sum(ask.sizes[place] + _FRAMING for place in wanted) // TARGET_BYTES
+        return Grant(wanted, self._claims.reserve(max(0, most - ask.names)))
+
+
+def _batches(digests: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (digests[at : at + _MOST_ASKED] for at in range(0, len(digests), _MOST_ASKED))
+
+
+def _check_same(openings: Sequence[Opening]) -> None:
+    first = openings[0]
+    for rank, opening in enumerate(openings):
+        for what in ("store", "run", "step"):
+            mine, theirs = getattr(first, what), getattr(opening, what)
+            if mine != theirs:
+                raise InvalidArgument(f"rank 0 saves to {what} {mine!r}, rank {rank} to {theirs!r}: give all the same")

@@ -1,0 +1,73 @@
+"""A rank's part of a tensor, and the chunks that may have to be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from ckptstore.chunkstore import Piece
+from ckptstore.errors import StateError, UnsupportedLeaf
+from ckptstore.format.grid import Grid, Index
+from ckptstore.format.manifest import INLINE_TENSOR
+from ckptstore.operations.shares import Shard, volume
+from ckptstore.state.composites import is_dense
+from ckptstore.state.dtypes import number_form
+from ckptstore.state.tensors import chunk_bytes
+
+
+class Unit(NamedTuple):
+    """A chunk of `size` bytes that this rank may have to store; one that is `inline` stands in the manifest instead."""
+
+    path: str
+    number: int
+    size: int
+    inline: bool
+    piece: Callable[[], Piece]
+
+
+@dataclass(slots=True)
+class Part:
+    """A shard of a tensor, and how to get at its elements, which is asked for once."""
+
+    shard: Shard
+    dtype: torch.dtype
+    resolve: Callable[[], torch.Tensor]
+    _array: torch.Tensor | None = field(default=None, init=False)
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the whole tensor stands in the manifest."""
+        return prod(self.shard.shape) * self.shard.itemsize <= INLINE_TENSOR
+
+    def box(self, start: Index, stop: Index) -> memoryview:
+        """The row-major bytes of a box of the whole tensor."""
+        low, high = ([at - first for at, first in zip(box, self.shard.start, strict=True)] for box in (start, stop))
+        return chunk_bytes(self._elements(), tuple(low), tuple(high))
+
+    def units(self, grid: Grid) -> Iterator[Unit]:
+        """The chunks that lie within the shard."""
+        for number in self.shard.whole_chunks(grid):
+            start, stop = grid.box(number)
+            size = volume(start, stop) * self.shard.itemsize
+            yield Unit(self.shard.path, number, size, self.is_inline, partial(self._piece, start, stop))
+
+    def _piece(self, start: Index, stop: Index) -> Piece:
+        return Piece(self.box(start, stop), copied=True, form=number_form(self.dtype))
+
+    def _elements(self) -> torch.Tensor:
+        """Raises StateError when they are not what was planned."""
+        if self._array is None:
+            found, path = self.resolve().detach(), self.shard.path
+            shape = tuple(high - low for low, high in zip(self.shard.start, self.shard.stop, strict=True))
+            if not is_dense(found):
+                raise UnsupportedLeaf(path, f"a tensor of layout {found.layout}", "save its dense parts")
+            if tuple(found.shape) != shape or found.dtype != self.dtype:
+                planned = f"{self.dtype} of shape {list(shape)}"
+                raise StateError(f"{path!r}: {planned} was planned, but there is {found.dtype} of {list(found.shape)}")
+            self._array = found
+        return self._array

@@ -1,0 +1,111 @@
+"""Making a commit exist whose chunks are stored: its document, and the one transaction."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from ckptstore.catalog.base import Catalog, CommitRecord, NewCommit, NewPack
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced, StepExists, StorageError
+from ckptstore.format import document
+from ckptstore.format.manifest import Manifest, logical_bytes
+from ckptstore.operations.history import Draft
+from ckptstore.patience import patiently
+from ckptstore.storage.base import Storage
+
+
+def taken_step(chunks: ChunkStore, draft: Draft) -> StepExists | None:
+    """The error for a state that is not the one at the step, if there is one at all."""
+    newest = chunks.catalog.newest(draft.run, draft.step)
+    if newest is None or newest.step != draft.step:
+        return None
+    return StepExists(f"step {draft.step} of run {draft.run!r} holds another state: commit to a new step")
+
+
+def new_commit(
+    chunks: ChunkStore,
+    manifest: Manifest,
+    draft: Draft,
+    own: Sequence[NewPack],
+    needs: Mapping[str, int],
+    bases: bytes,
+) -> NewCommit:
+    """What the catalog is asked for; `own` are packs that were written, `needs` says how many bytes of which packs."""
+    name = uuid.uuid4().hex
+    key = document.document_key(draft.run, draft.step, name)
+    content = chunks.digest.compute(document.encode_manifest(manifest))
+    body = document.Document(
+        store=chunks.config.id,
+        id=name,
+        run=draft.run,
+        step=draft.step,
+        parent=draft.parent,
+        created=time.time(),
+        metadata=draft.metadata,
+        content=content,
+        packs=tuple(sorted(needs)),
+        manifest=manifest,
+        bases=bases,
+    )
+    data = chunks.encode_document(body, key)
+    return NewCommit(
+        id=name,
+        run=draft.run,
+        step=draft.step,
+        parent=draft.parent,
+        metadata=draft.metadata,
+        content=content,
+        document=key,
+        manifest=data,
+        leaves=len(manifest.entries),
+        logical_bytes=logical_bytes(manifest),
+        new_bytes=sum(pack.size for pack in own) + len(data),
+        packs=own,
+        needs=needs,
+    )
+
+
+def publish(chunks: ChunkStore, session: str, new: NewCommit) -> CommitRecord:
+    """Store the document and make the commit exist, durably; the record of the one that has the same content already.
+
+    Raises SessionFenced, StepExists, StorageError, CatalogError.
+    """
+    chunks.catalog.reserve(session, (), document=new.document)
+    try:
+        chunks.storage.put(new.document, [new.manifest])
+        made = _make_exist(chunks.catalog, session, new)
+    except SessionFenced:  # gc has been here already, and would not come again for what was stored after that
+        discard(chunks.storage, [new.document])
+        raise
+    if made.id != new.id:
+        chunks.storage.delete(new.document)
+    return made
+
+
+def _make_exist(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
+    try:
+        return catalog.commit(session, new)
+    except CatalogUnavailable:
+        return patiently(lambda: _make_exist_again(catalog, session, new), CatalogUnavailable)
+
+
+def _make_exist_again(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
+    """The reply was lost: asking for the same finds the commit made, or makes it."""
+    try:
+        return catalog.commit(session, new)
+    except SessionFenced as error:
+        made = catalog.by_id(new.id)  # somebody may have deleted it since
+        if made is None:
+            unknown = f"nobody knows whether step {new.step} of run {new.run!r} was committed for a moment"
+            raise CatalogError(f"{unknown}; it is not there now: commit again") from error
+        return made
+
+
+def discard(storage: Storage, keys: Iterable[str]) -> None:
+    """Delete what a fenced writer stored: gc may have been there before it."""
+    with suppress(StorageError):  # the first error is the one to tell
+        for key in keys:
+            storage.delete(key)

@@ -1,0 +1,129 @@
+"""The ranks of a job that do one thing together, in a process group, or a single process without one.
+
+What fails on one rank fails on all: a rank that cannot go on still takes part in the next exchange, and says so. All
+ranks call the same methods in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ckptstore.errors import RankFailed
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+_COORDINATOR = 0
+
+
+class Ranks:
+    """This process among `count` ranks, of which the first one is the coordinator.
+
+    Args:
+        rank: of this process, from 0.
+        count: of the ranks; for one, no group is needed.
+        group: the process group that they form; by default the default one.
+    """
+
+    def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.count = rank, count
+        self._group = group
+        self._failure: BaseException | None = None
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this is the rank that answers."""
+        return self.rank == _COORDINATOR
+
+    def agree(self, tell: Callable[[], T], answer: Callable[[list[T]], Sequence[A]]) -> A:
+        """What the coordinator answers this rank to what all ranks tell; `answer` is called there only.
+
+        Raises what `tell` or `answer` raised on this rank, and RankFailed on all others.
+        """
+        told = self._attempt(tell)
+        failure, self._failure = self._failure, None
+        everything = self._gather((_reason(failure), told))
+        answers: list[tuple[str | None, A | None]] = []
+        if self.is_coordinator:
+            answers, failed = self._answers(everything, answer)
+            failure = failure or failed
+        given: A
+        reason, given = self._scatter(answers)
+        if failure is not None:
+            raise failure
+        if reason is not None:
+            raise RankFailed(f"{reason}; nothing was committed")
+        return given
+
+    def exchange(
+        self, outgoing: Callable[[], Mapping[int, torch.Tensor]], sizes: Mapping[int, int], expected: Mapping[int, int]
+    ) -> dict[int, torch.Tensor]:
+        """Bytes from each rank of `expected`, in exchange for those to each of `sizes`; both tell how many.
+
+        When `outgoing` fails, that is told when the ranks agree next.
+        """
+        made = self._attempt(outgoing)
+        sent = (
+            made if made is not None else {rank: torch.empty(size, dtype=torch.uint8) for rank, size in sizes.items()}
+        )
+        device = _device_of(self._group) if sent or expected else torch.device("cpu")
+        got = {rank: torch.empty(size, dtype=torch.uint8, device=device) for rank, size in expected.items()}
+        wishes = [self._operation(dist.isend, data.to(device), rank) for rank, data in sorted(sent.items())]
+        wishes += [self._operation(dist.irecv, data, rank) for rank, data in sorted(got.items())]
+        for work in dist.batch_isend_irecv(wishes) if wishes else ():
+            work.wait()
+        return {rank: data.cpu() for rank, data in got.items()}
+
+    def _attempt(self, act: Callable[[], T]) -> T | None:
+        if self._failure is None:
+            try:
+                return act()
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+                self._failure = error
+        return None
+
+    def _operation(self, kind: Callable[..., Any], data: torch.Tensor, peer: int) -> dist.P2POp:
+        return dist.P2POp(kind, data, group=self._group, group_peer=peer)
+
+    def _answers(
+        self, everything: Sequence[tuple[str | None, Any]], answer: Callable[[list[Any]], Sequence[A]]
+    ) -> tuple[list[tuple[str | None, A | None]], BaseException | None]:
+        reasons = [f"rank {rank} failed: {reason}" for rank, (reason, _) in enumerate(everything) if reason is not None]
+        failed = None
+        if not reasons:
+            try:
+                return [(None, given) for given in answer([told for _, told in everything])], None
+            except BaseException as error:  # noqa: BLE001 - as above
+                failed = error
+                reasons = [f"rank {_COORDINATOR} failed: {_reason(error)}"]
+        return [("; ".join(reasons), None)] * self.count, failed
+
+    def _gather(self, told: Any) -> list[Any]:
+        if self.count == 1:
+            return [told]
+        everything = [None] * self.count if self.is_coordinator else None
+        dist.gather_object(told, everything, group=self._group, group_dst=_COORDINATOR)
+        return everything or []
+
+    def _scatter(self, answers: Sequence[Any]) -> Any:
+        if self.count == 1:
+            return answers[0]
+        given: list[Any] = [None]
+        dist.scatter_object_list(given, list(answers) or None, group=self._group, group_src=_COORDINATOR)
+        return given[0]
+
+
+def _reason(failure: BaseException | None) -> str | None:
+    return None if failure is None else f"{type(failure).__name__}: {failure}"
+
+
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Where a group moves bytes: the host, unless it only knows an accelerator."""
+    backend = str(dist.get_backend_config(group))
+    if "cpu" in backend or "gloo" in backend:
+        return torch.device("cpu")
+    return torch.accelerator.current_accelerator() or torch.device("cpu")

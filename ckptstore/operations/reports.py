@@ -1,0 +1,134 @@
+"""What the ranks of one save tell each other: small, since a coordinator hears a thousand of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.errors import StateError
+from ckptstore.format.manifest import Value, split_digests
+from ckptstore.operations.shares import Deals, Shard
+
+
+class Opening(NamedTuple):
+    """What a rank is about to save: where to, its shards of tensors that it does not have whole, its own windows."""
+
+    store: str
+    run: str
+    step: int
+    shards: Sequence[Shard]
+    windows: int
+
+
+class Dealt(NamedTuple):
+    """What a rank exchanges with others, and how often all ranks ask for a grant after that."""
+
+    deals: Deals
+    windows: int
+
+
+class Ask(NamedTuple):
+    """Chunks that a rank has: their digests one after the other, their sizes; and how many names it has left."""
+
+    digests: bytes
+    sizes: Sequence[int]
+    names: int
+
+
+class Grant(NamedTuple):
+    """Which of the chunks the rank shall store, and names of packs, reserved for it."""
+
+    wanted: Sequence[int]
+    names: Sequence[str]
+
+
+class _Pack(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    size: int
+    chunks: list[tuple[bytes, int, int, int, int, bytes]]
+
+
+class _Chunks(msgspec.Struct, frozen=True, array_like=True):
+    numbers: list[int]
+    digests: bytes
+
+
+class _Told(msgspec.Struct, frozen=True, array_like=True):
+    packs: list[_Pack]
+    chunks: dict[str, _Chunks]
+    inline: dict[str, bytes]
+    values: dict[str, tuple[Value, int]]
+    bases: bytes
+
+
+class Report(NamedTuple):
+    """What a rank wrote.
+
+    Attributes:
+        packs: its own.
+        chunks: path → number of the chunk → digest, of tensors and of large values.
+        inline: path → bytes of small tensors.
+        values: path → encoded value and 0, or None and the size of its encoding in chunks.
+        bases: see `ChunkWriter.bases`.
+    """
+
+    packs: Sequence[NewPack]
+    chunks: Mapping[str, Mapping[int, bytes]]
+    inline: Mapping[str, bytes]
+    values: Mapping[str, tuple[Value, int]]
+    bases: bytes
+
+    def encode(self) -> bytes:
+        """As few bytes as will do."""
+        packs = [_Pack(pack.name, pack.size, [_frame(chunk) for chunk in pack.chunks]) for pack in self.packs]
+        chunks = {path: _Chunks(list(held), b"".join(held.values())) for path, held in self.chunks.items()}
+        told = _Told(packs, chunks, dict(self.inline), dict(self.values), self.bases)
+        return msgspec.msgpack.encode(told)
+
+    @staticmethod
+    def decode(data: bytes, digest_size: int) -> Report:
+        """The inverse of `encode`."""
+        told = msgspec.msgpack.decode(data, type=_Told)
+        packs = [
+            NewPack(pack.name, pack.size, [_location(pack.name, chunk) for chunk in pack.chunks]) for pack in told.packs
+        ]
+        chunks = {
+            path: dict(zip(held.numbers, split_digests(held.digests, digest_size), strict=True))
+            for path, held in told.chunks.items()
+        }
+        return Report(packs, chunks, told.inline, told.values, told.bases)
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """What all ranks wrote. Raises StateError for a value or chunk that two of them tell of."""
+    chunks: dict[str, dict[int, bytes]] = {}
+    inline: dict[str, bytes] = {}
+    values: dict[str, tuple[Value, int]] = {}
+    for report in reports:
+        for path, held in report.chunks.items():
+            known = chunks.setdefault(path, {})
+            _check_once(path, bool(known.keys() & held.keys()))
+            known.update(held)
+        for path in (*report.inline, *report.values):
+            _check_once(path, path in inline or path in values)
+        inline.update(report.inline)
+        values.update(report.values)
+    packs = [pack for report in reports for pack in report.packs]
+    return Report(packs, chunks, inline, values, b"".join(report.bases for report in reports))
+
+
+def _check_once(path: str, known: bool) -> None:  # noqa: FBT001 - private
+    if known:
+        raise StateError(f"{path!r}: several ranks of this save wrote it: let the planner give it to one of them")
+
+
+def _frame(chunk: ChunkLocation) -> tuple[bytes, int, int, int, int, bytes]:
+    return chunk.digest, chunk.offset, chunk.length, chunk.raw_length, chunk.codec, chunk.base
+
+
+def _location(pack: str, frame: tuple[bytes, int, int, int, int, bytes]) -> ChunkLocation:
+    digest, *place = frame
+    return ChunkLocation(digest, pack, *place)  # type: ignore[arg-type] # in the order of `_frame`

@@ -1,0 +1,145 @@
+"""What one rank writes of a commit that several ranks make: the chunks it has whole, and the shared ones it owns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ckptstore.catalog.base import ChunkLocation
+from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
+from ckptstore.chunkstore.grouping import groups
+from ckptstore.format.manifest import INLINE_VALUE, Value
+from ckptstore.operations.gathering import Gathering
+from ckptstore.operations.parts import Part, Unit
+from ckptstore.operations.ranks import Ranks
+from ckptstore.operations.reports import Ask, Grant, Opening, Report
+from ckptstore.operations.trades import Trades
+
+_WINDOW_BYTES = 256 << 20
+_WINDOW_CHUNKS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank has of a state, and where it was told to save it.
+
+    Attributes:
+        chunks: gives the store; only the coordinator uses its catalog.
+        run, step: the address.
+        parts: its shards of tensors.
+        values: gives its plain values, encoded, by path.
+    """
+
+    chunks: Callable[[], ChunkStore]
+    run: str
+    step: int
+    parts: Sequence[Part]
+    values: Callable[[], Mapping[str, Value]]
+
+
+def write_share(ranks: Ranks, gathering: Gathering | None, held: Held) -> Report:
+    """Store what is new of it, together with all other ranks; the coordinator has the `gathering`.
+
+    Raises what kept this rank from it, or RankFailed for another one.
+    """
+    share = _Share(held)
+    dealt = ranks.agree(share.open, gathering.deal if gathering else _never)
+    trades = Trades(ranks.rank, dealt.deals.tensors, held.parts, share.chunks.config.chunk_bytes)
+    grant = gathering.grant if gathering else _never
+    with gathering.writer if gathering else share.chunks.claiming_writer(share.claims) as writer:
+        for turn in range(dealt.deals.turns):
+            arrived = trades.exchange(ranks, turn)
+            share.grant = ranks.agree(partial(share.ask, writer, trades.units(turn, arrived)), grant)
+        for _ in range(dealt.windows):
+            share.grant = ranks.agree(partial(share.ask, writer, next(share.windows, ())), grant)
+        ranks.agree(partial(share.finish, writer), gathering.settle if gathering else _never)
+        return share.report(writer)
+
+
+def _never(_: object) -> Sequence[Any]:
+    raise AssertionError("only the coordinator answers")
+
+
+def _same(piece: Piece) -> Piece:
+    return piece
+
+
+@dataclass(slots=True)
+class _GrantedClaims:
+    """Of a rank that does not talk to the catalog: the names it was given, and no chunk to rest on."""
+
+    names: list[str] = field(default_factory=list)
+
+    def pin(self, digests: Sequence[bytes]) -> Mapping[bytes, ChunkLocation]:
+        return {}
+
+    def reserve(self, count: int) -> list[str]:
+        return [self.names.pop() for _ in range(count)]
+
+
+class _Share:
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self.claims = _GrantedClaims()
+        self.windows: Iterator[Sequence[Unit]] = iter(())
+        self.grant = Grant((), ())
+        self._asked: list[tuple[bytes, Piece]] = []
+        self._chunks: dict[str, dict[int, bytes]] = defaultdict(dict)
+        self._inline: dict[str, bytes] = {}
+        self._values: dict[str, tuple[Value, int]] = {}
+
+    def open(self) -> Opening:
+        self.chunks = self._held.chunks()
+        most = self.chunks.config.chunk_bytes
+        units = [*self._value_units(most), *self._tensor_units(most)]
+        windows = list(groups(units, lambda unit: unit.size, _WINDOW_BYTES, _WINDOW_CHUNKS))
+        self.windows = iter(windows)
+        shards = [part.shard for part in self._held.parts if not part.shard.is_whole]
+        return Opening(self.chunks.config.id, self._held.run, self._held.step, shards, len(windows))
+
+    def ask(self, writer: ChunkWriter, units: Iterable[Unit]) -> Ask:
+        """After storing what was granted of the chunks before."""
+        self._store(writer)
+        told = [(unit, unit.piece()) for unit in units]
+        self._inline.update({unit.path: bytes(piece.data) for unit, piece in told if unit.inline})
+        told = [(unit, piece) for unit, piece in told if not unit.inline]
+        digests = writer.digests([piece for _, piece in told])
+        for (unit, _), digest in zip(told, digests, strict=True):
+            self._chunks[unit.path][unit.number] = digest
+        self._asked = [(digest, piece) for digest, (_, piece) in zip(digests, told, strict=True)]
+        return Ask(b"".join(digests), [unit.size for unit, _ in told], len(self.claims.names))
+
+    def finish(self, writer: ChunkWriter) -> None:
+        self._store(writer)
+        writer.finish()
+
+    def report(self, writer: ChunkWriter) -> Report:
+        return Report(writer.finish()[0], self._chunks, self._inline, self._values, writer.bases)
+
+    def _tensor_units(self, most: int) -> Iterator[Unit]:
+        for part in self._held.parts:
+            yield from part.units(part.shard.grid(most))
+
+    def _value_units(self, most: int) -> Iterator[Unit]:
+        for path, value in self._held.values().items():
+            encoded = msgspec.msgpack.encode(value)
+            if len(encoded) <= INLINE_VALUE:
+                self._values[path] = value, 0
+                continue
+            self._values[path] = None, len(encoded)
+            for number, at in enumerate(range(0, len(encoded), most)):
+                piece = Piece(memoryview(encoded)[at : at + most], copied=False)
+                yield Unit(path, number, len(piece.data), inline=False, piece=partial(_same, piece))
+
+    def _store(self, writer: ChunkWriter) -> None:
+        asked, self._asked = self._asked, []
+        self.claims.names += self.grant.names
+        wanted = dict(asked[place] for place in self.grant.wanted)
+        self.grant = Grant((), ())
+        if wanted:
+            writer.store(wanted)

@@ -1,0 +1,169 @@
+"""Who stores which chunk of a tensor that several ranks have parts of.
+
+Chunks follow the grid of the whole tensor, whoever has it. A chunk that one rank has whole is that rank's; the others
+are shared: one of those ranks, its owner, gets the missing pieces of it from the rest. So every number of ranks stores
+the same chunks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import msgspec
+
+from ckptstore.errors import StateError
+from ckptstore.format.grid import Grid, Index, default_chunk_shape
+
+_ROUND_BYTES = 64 << 20
+"""About as much as a rank sends or gets at a time."""
+
+
+class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a rank has of a tensor: the box from `start` to `stop` of its `shape`, of elements of `itemsize` bytes."""
+
+    path: str
+    itemsize: int
+    shape: Index
+    start: Index
+    stop: Index
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether that is the whole tensor."""
+        return volume(self.start, self.stop) == prod(self.shape)
+
+    def grid(self, chunk_bytes: int) -> Grid:
+        """The chunks of the whole tensor."""
+        return Grid(self.shape, default_chunk_shape(self.shape, self.itemsize, chunk_bytes))
+
+    def whole_chunks(self, grid: Grid) -> Iterator[int]:
+        """Numbers of the chunks that lie within the shard."""
+        for number in grid.touching(self.start, self.stop):
+            start, stop = grid.box(number)
+            if overlap(start, stop, self.start, self.stop) == (start, stop):
+                yield number
+
+
+class SharedChunk(NamedTuple):
+    """A chunk that no rank has whole, the rank that stores it, and the round in which it gets the pieces."""
+
+    number: int
+    owner: int
+    turn: int
+
+
+class Deal(NamedTuple):
+    """Of one tensor: chunks that a rank has a part in, and the boxes that each rank has of it."""
+
+    path: str
+    boxes: Sequence[tuple[int, Index, Index]]
+    chunks: Sequence[SharedChunk]
+
+
+class Deals(NamedTuple):
+    """What a rank exchanges with others, and in how many rounds all ranks do so."""
+
+    tensors: Sequence[Deal]
+    turns: int
+
+
+def volume(start: Index, stop: Index) -> int:
+    """Elements of a box."""
+    return prod(high - low for low, high in zip(start, stop, strict=True))
+
+
+def overlap(start: Index, stop: Index, other_start: Index, other_stop: Index) -> tuple[Index, Index] | None:
+    """The box that two boxes share; None when they share no element."""
+    low = tuple(map(max, start, other_start))
+    high = tuple(map(min, stop, other_stop))
+    return None if any(a >= b for a, b in zip(low, high, strict=True)) else (low, high)
+
+
+def deal(shards: Sequence[Sequence[Shard]], chunk_bytes: int) -> list[Deals]:
+    """What each rank has to do, from what each rank has of tensors that none has whole.
+
+    Raises:
+        StateError: ranks tell of different tensors, have the same elements, or leave some to nobody; names the path.
+    """
+    dealer = _Dealer(len(shards), chunk_bytes)
+    by_path: dict[str, list[tuple[int, Shard]]] = defaultdict(list)
+    for rank, held in enumerate(shards):
+        for shard in held:
+            by_path[shard.path].append((rank, shard))
+    for path, parts in by_path.items():
+        dealer.add(path, parts)
+    return dealer.deals()
+
+
+class _Dealer:
+    def __init__(self, ranks: int, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._owned, self._moved = [0] * ranks, [0] * ranks
+        self._deals: list[list[Deal]] = [[] for _ in range(ranks)]
+        self._turns = 0
+
+    def add(self, path: str, parts: Sequence[tuple[int, Shard]]) -> None:
+        first = parts[0][1]
+        if any((shard.shape, shard.itemsize) != (first.shape, first.itemsize) for _, shard in parts):
+            raise StateError(f"{path!r}: ranks have shards of tensors of different shapes or dtypes")
+        grid = first.grid(self._chunk_bytes)
+        shared = {number: self._assign(pieces, first.itemsize) for number, pieces in _shared(path, parts, grid).items()}
+        self._tell(path, parts, grid, shared)
+
+    def deals(self) -> list[Deals]:
+        return [Deals(tensors, self._turns) for tensors in self._deals]
+
+    def _assign(self, pieces: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, int]:
+        """The owner, who has the largest piece and the least to do among those who have, and the turn."""
+        sizes: dict[int, int] = defaultdict(int)
+        for rank, size in pieces:
+            sizes[rank] += size * itemsize
+        owner = min(sizes, key=lambda rank: (-sizes[rank], self._owned[rank], rank))
+        total = sum(sizes.values())
+        self._owned[owner] += total
+        turn = max(self._moved[rank] // _ROUND_BYTES for rank in sizes)
+        for rank, size in sizes.items():
+            moved = total - size if rank == owner else size
+            self._moved[rank] = max(self._moved[rank], turn * _ROUND_BYTES) + moved
+        self._turns = max(self._turns, turn + 1)
+        return owner, turn
+
+    def _tell(
+        self,
+        path: str,
+        parts: Sequence[tuple[int, Shard]],
+        grid: Grid,
+        shared: Mapping[int, tuple[int, int]],
+    ) -> None:
+        """Each rank hears of the chunks it has a part in, and of who else has one in these."""
+        involved: dict[int, set[int]] = defaultdict(set)
+        holders: dict[int, list[int]] = defaultdict(list)
+        for place, (rank, shard) in enumerate(parts):
+            for number in grid.touching(shard.start, shard.stop):
+                if number in shared:
+                    involved[rank].add(number)
+                    holders[number].append(place)
+        for rank, numbers in involved.items():
+            places = sorted({place for number in numbers for place in holders[number]})
+            boxes = [(parts[place][0], parts[place][1].start, parts[place][1].stop) for place in places]
+            chunks = [SharedChunk(number, *shared[number]) for number in sorted(numbers)]
+            self._deals[rank].append(Deal(path, boxes, chunks))
+
+
+def _shared(path: str, parts: Sequence[tuple[int, Shard]], grid: Grid) -> dict[int, list[tuple[int, int]]]:
+    """The chunks that nobody has whole: their pieces, as rank and count of elements."""
+    pieces: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for rank, shard in parts:
+        for number in grid.touching(shard.start, shard.stop):
+            common = overlap(*grid.box(number), shard.start, shard.stop)
+            if common is not None:
+                pieces[number].append((rank, volume(*common)))
+    for number in range(len(grid)):
+        held, size = sum(count for _, count in pieces[number]), volume(*grid.box(number))
+        if held != size:
+            told = "leave some of its elements to nobody" if held < size else "have some of its elements twice"
+            raise StateError(f"{path!r}: the ranks of this save {told}: save shards that fit together")
+    return {number: held for number, held in pieces.items() if len(held) > 1}

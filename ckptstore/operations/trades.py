@@ -1,0 +1,125 @@
+"""The pieces of shared chunks that ranks send each other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ckptstore.chunkstore import Piece
+from ckptstore.format.grid import Index
+from ckptstore.operations.parts import Part, Unit
+from ckptstore.operations.ranks import Ranks
+from ckptstore.operations.shares import Deal, SharedChunk, overlap, volume
+from ckptstore.state.dtypes import number_form
+
+Box = tuple[Index, Index]
+
+
+class _Send(NamedTuple):
+    part: Part
+    box: Box
+    size: int
+
+
+class _Assembly(NamedTuple):
+    """A shared chunk of this rank, of a tensor that `like` is a part of: its own pieces, and those of others.
+
+    The latter stand in the order in which these send them.
+    """
+
+    number: int
+    box: Box
+    like: Part
+    own: list[tuple[Part, Box]]
+    others: list[tuple[int, Box, int]]
+
+    def assembled(self, arrived: Mapping[int, Iterator[memoryview]]) -> memoryview:
+        start, stop = self.box
+        extent = [high - low for low, high in zip(start, stop, strict=True)]
+        whole = np.empty(extent, f"V{self.like.shard.itemsize}")
+        for part, box in self.own:
+            self._place(whole, box, part.box(*box))
+        for rank, box, _ in self.others:
+            self._place(whole, box, next(arrived[rank]))
+        return whole.reshape(-1).view(np.uint8).data
+
+    def _place(self, whole: np.ndarray[Any, Any], box: Box, data: memoryview) -> None:
+        where = tuple(slice(low - first, high - first) for low, high, first in zip(*box, self.box[0], strict=True))
+        region = whole[where]
+        region[...] = np.frombuffer(data, whole.dtype).reshape(region.shape)
+
+
+class Trades:
+    """Those of one rank, by turn. Sender and owner derive the same order from what each was dealt."""
+
+    def __init__(self, rank: int, deals: Sequence[Deal], parts: Sequence[Part], chunk_bytes: int) -> None:
+        self._rank, self._chunk_bytes = rank, chunk_bytes
+        self._sends: dict[int, dict[int, list[_Send]]] = defaultdict(lambda: defaultdict(list))
+        self._assemblies: dict[int, list[_Assembly]] = defaultdict(list)
+        own: dict[str, list[Part]] = defaultdict(list)
+        for part in parts:
+            own[part.shard.path].append(part)
+        for each in deals:
+            grid = own[each.path][0].shard.grid(chunk_bytes)
+            for chunk in each.chunks:
+                self._add(each, chunk, grid.box(chunk.number), own[each.path])
+
+    def exchange(self, ranks: Ranks, turn: int) -> dict[int, torch.Tensor]:
+        """What the others sent of this rank's chunks."""
+        sends = self._sends[turn]
+        sizes = {rank: sum(send.size for send in pieces) for rank, pieces in sends.items()}
+        expected: dict[int, int] = defaultdict(int)
+        for assembly in self._assemblies[turn]:
+            for rank, _, size in assembly.others:
+                expected[rank] += size
+        return ranks.exchange(partial(_joined, sends), sizes, expected)
+
+    def units(self, turn: int, arrived: Mapping[int, torch.Tensor]) -> Iterator[Unit]:
+        """This rank's shared chunks."""
+        pieces = {rank: self._cut(turn, rank, data) for rank, data in arrived.items()}
+        for assembly in self._assemblies.pop(turn, ()):
+            data = assembly.assembled(pieces)
+            like, piece = assembly.like, Piece(data, copied=True, form=number_form(assembly.like.dtype))
+            yield Unit(like.shard.path, assembly.number, len(data), like.is_inline, partial(_same, piece))
+
+    def _add(self, each: Deal, chunk: SharedChunk, chunk_box: Box, own: Sequence[Part]) -> None:
+        parts = {(part.shard.start, part.shard.stop): part for part in own}
+        first = own[0]
+        assembly = _Assembly(chunk.number, chunk_box, first, own=[], others=[])
+        for rank, start, stop in each.boxes:
+            common = overlap(*chunk_box, start, stop)
+            if common is None:
+                continue
+            size = volume(*common) * first.shard.itemsize
+            if rank != self._rank:
+                assembly.others.append((rank, common, size))
+            elif chunk.owner == self._rank:
+                assembly.own.append((parts[start, stop], common))
+            else:
+                self._sends[chunk.turn][chunk.owner].append(_Send(parts[start, stop], common, size))
+        if chunk.owner == self._rank:
+            self._assemblies[chunk.turn].append(assembly)
+
+    def _cut(self, turn: int, rank: int, data: torch.Tensor) -> Iterator[memoryview]:
+        content, at = memoryview(data.numpy()), 0  # type: ignore[arg-type] # arrays are buffers
+        for assembly in list(self._assemblies[turn]):
+            for sender, _, size in assembly.others:
+                if sender == rank:
+                    yield content[at : at + size]
+                    at += size
+
+
+def _same(piece: Piece) -> Piece:
+    return piece
+
+
+def _joined(sends: Mapping[int, Sequence[_Send]]) -> dict[int, torch.Tensor]:
+    return {
+        rank: torch.from_numpy(np.concatenate([np.frombuffer(send.part.box(*send.box), np.uint8) for send in pieces]))
+        for rank, pieces in sends.items()
+    }
