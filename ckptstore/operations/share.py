@@ -99,7 +99,7 @@ class _Share:
         units = [*self._value_units(most), *self._tensor_units(most)]
         windows = list(groups(units, lambda unit: unit.size, _WINDOW_BYTES, _WINDOW_CHUNKS))
         self.windows = iter(windows)
-        shards = [part.shard for part in self._held.parts if not part.shard.is_whole]
+        shards = [part.shard for part in self._held.parts if part.shard.is_partial]
         return Opening(self.chunks.config.id, self._held.run, self._held.step, shards, len(windows))
 
     def ask(self, writer: ChunkWriter, units: Iterable[Unit]) -> Ask:

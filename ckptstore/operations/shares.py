@@ -8,7 +8,7 @@ the same chunks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -31,9 +31,9 @@ class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop: Index
 
     @property
-    def is_whole(self) -> bool:
-        """Whether that is the whole tensor."""
-        return volume(self.start, self.stop) == prod(self.shape)
+    def is_partial(self) -> bool:
+        """Whether it has elements, but not all of the tensor."""
+        return 0 < volume(self.start, self.stop) < prod(self.shape)
 
     def grid(self, chunk_bytes: int) -> Grid:
         """The chunks of the whole tensor."""
@@ -48,18 +48,21 @@ class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SharedChunk(NamedTuple):
-    """A chunk that no rank has whole, the rank that stores it, and the round in which it gets the pieces."""
+    """A chunk that no rank has whole, the rank that stores it, and the round in which that gets the pieces.
+
+    The owner is also told who has which boxes of the tensor that reach into the chunk.
+    """
 
     number: int
     owner: int
     turn: int
+    boxes: Sequence[tuple[int, Index, Index]] = ()
 
 
 class Deal(NamedTuple):
-    """Of one tensor: chunks that a rank has a part in, and the boxes that each rank has of it."""
+    """Of one tensor, the shared chunks that a rank has a part in."""
 
     path: str
-    boxes: Sequence[tuple[int, Index, Index]]
     chunks: Sequence[SharedChunk]
 
 
@@ -109,61 +112,46 @@ class _Dealer:
         first = parts[0][1]
         if any((shard.shape, shard.itemsize) != (first.shape, first.itemsize) for _, shard in parts):
             raise StateError(f"{path!r}: ranks have shards of tensors of different shapes or dtypes")
-        grid = first.grid(self._chunk_bytes)
-        shared = {number: self._assign(pieces, first.itemsize) for number, pieces in _shared(path, parts, grid).items()}
-        self._tell(path, parts, grid, shared)
+        told: dict[int, list[SharedChunk]] = defaultdict(list)
+        for number, pieces in _shared(path, parts, first.grid(self._chunk_bytes)).items():
+            owner, turn = self._assign([(parts[place][0], count * first.itemsize) for place, count in pieces])
+            boxes = [(parts[place][0], parts[place][1].start, parts[place][1].stop) for place, _ in pieces]
+            for rank in {parts[place][0] for place, _ in pieces}:
+                told[rank].append(SharedChunk(number, owner, turn, boxes if rank == owner else ()))
+        for rank, chunks in told.items():
+            self._deals[rank].append(Deal(path, chunks))
 
     def deals(self) -> list[Deals]:
         return [Deals(tensors, self._turns) for tensors in self._deals]
 
-    def _assign(self, pieces: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, int]:
-        """The owner, who has the largest piece and the least to do among those who have, and the turn."""
+    def _assign(self, pieces: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """The owner, who has most of the bytes and the least to do among those who have as many, and the turn."""
         sizes: dict[int, int] = defaultdict(int)
         for rank, size in pieces:
-            sizes[rank] += size * itemsize
+            sizes[rank] += size
         owner = min(sizes, key=lambda rank: (-sizes[rank], self._owned[rank], rank))
         total = sum(sizes.values())
         self._owned[owner] += total
-        turn = max(self._moved[rank] // _ROUND_BYTES for rank in sizes)
+        turn = max(self._moved[rank] for rank in sizes) // _ROUND_BYTES
         for rank, size in sizes.items():
             moved = total - size if rank == owner else size
             self._moved[rank] = max(self._moved[rank], turn * _ROUND_BYTES) + moved
         self._turns = max(self._turns, turn + 1)
         return owner, turn
 
-    def _tell(
-        self,
-        path: str,
-        parts: Sequence[tuple[int, Shard]],
-        grid: Grid,
-        shared: Mapping[int, tuple[int, int]],
-    ) -> None:
-        """Each rank hears of the chunks it has a part in, and of who else has one in these."""
-        involved: dict[int, set[int]] = defaultdict(set)
-        holders: dict[int, list[int]] = defaultdict(list)
-        for place, (rank, shard) in enumerate(parts):
-            for number in grid.touching(shard.start, shard.stop):
-                if number in shared:
-                    involved[rank].add(number)
-                    holders[number].append(place)
-        for rank, numbers in involved.items():
-            places = sorted({place for number in numbers for place in holders[number]})
-            boxes = [(parts[place][0], parts[place][1].start, parts[place][1].stop) for place in places]
-            chunks = [SharedChunk(number, *shared[number]) for number in sorted(numbers)]
-            self._deals[rank].append(Deal(path, boxes, chunks))
-
 
 def _shared(path: str, parts: Sequence[tuple[int, Shard]], grid: Grid) -> dict[int, list[tuple[int, int]]]:
-    """The chunks that nobody has whole: their pieces, as rank and count of elements."""
-    pieces: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for rank, shard in parts:
+    """The chunks that nobody has whole: their pieces, as the place among the parts and the count of elements."""
+    boxes = [grid.box(number) for number in range(len(grid))]
+    pieces: list[list[tuple[int, int]]] = [[] for _ in boxes]
+    for place, (_, shard) in enumerate(parts):
         for number in grid.touching(shard.start, shard.stop):
-            common = overlap(*grid.box(number), shard.start, shard.stop)
+            common = overlap(*boxes[number], shard.start, shard.stop)
             if common is not None:
-                pieces[number].append((rank, volume(*common)))
-    for number in range(len(grid)):
-        held, size = sum(count for _, count in pieces[number]), volume(*grid.box(number))
-        if held != size:
-            told = "leave some of its elements to nobody" if held < size else "have some of its elements twice"
+                pieces[number].append((place, volume(*common)))
+    for held, box in zip(pieces, boxes, strict=True):
+        count, size = sum(count for _, count in held), volume(*box)
+        if count != size:
+            told = "leave some of its elements to nobody" if count < size else "have some of its elements twice"
             raise StateError(f"{path!r}: the ranks of this save {told}: save shards that fit together")
-    return {number: held for number, held in pieces.items() if len(held) > 1}
+    return {number: held for number, held in enumerate(pieces) if len(held) > 1}

@@ -58,16 +58,17 @@ class Trades:
     """Those of one rank, by turn. Sender and owner derive the same order from what each was dealt."""
 
     def __init__(self, rank: int, deals: Sequence[Deal], parts: Sequence[Part], chunk_bytes: int) -> None:
-        self._rank, self._chunk_bytes = rank, chunk_bytes
+        self._rank = rank
         self._sends: dict[int, dict[int, list[_Send]]] = defaultdict(lambda: defaultdict(list))
         self._assemblies: dict[int, list[_Assembly]] = defaultdict(list)
         own: dict[str, list[Part]] = defaultdict(list)
         for part in parts:
             own[part.shard.path].append(part)
         for each in deals:
-            grid = own[each.path][0].shard.grid(chunk_bytes)
+            held = own[each.path]
+            grid = held[0].shard.grid(chunk_bytes)
             for chunk in each.chunks:
-                self._add(each, chunk, grid.box(chunk.number), own[each.path])
+                (self._keep if chunk.owner == rank else self._give)(chunk, grid.box(chunk.number), held)
 
     def exchange(self, ranks: Ranks, turn: int) -> dict[int, torch.Tensor]:
         """What the others sent of this rank's chunks."""
@@ -82,36 +83,40 @@ class Trades:
     def units(self, turn: int, arrived: Mapping[int, torch.Tensor]) -> Iterator[Unit]:
         """This rank's shared chunks."""
         pieces = {rank: self._cut(turn, rank, data) for rank, data in arrived.items()}
-        for assembly in self._assemblies.pop(turn, ()):
+        for assembly in self._assemblies[turn]:
             data = assembly.assembled(pieces)
             like, piece = assembly.like, Piece(data, copied=True, form=number_form(assembly.like.dtype))
             yield Unit(like.shard.path, assembly.number, len(data), like.is_inline, partial(_same, piece))
 
-    def _add(self, each: Deal, chunk: SharedChunk, chunk_box: Box, own: Sequence[Part]) -> None:
-        parts = {(part.shard.start, part.shard.stop): part for part in own}
-        first = own[0]
-        assembly = _Assembly(chunk.number, chunk_box, first, own=[], others=[])
-        for rank, start, stop in each.boxes:
+    def _give(self, chunk: SharedChunk, chunk_box: Box, held: Sequence[Part]) -> None:
+        for part in held:
+            common = overlap(*chunk_box, part.shard.start, part.shard.stop)
+            if common is not None:
+                self._sends[chunk.turn][chunk.owner].append(_Send(part, common, _bytes(part, common)))
+
+    def _keep(self, chunk: SharedChunk, chunk_box: Box, held: Sequence[Part]) -> None:
+        parts = {(part.shard.start, part.shard.stop): part for part in held}
+        assembly = _Assembly(chunk.number, chunk_box, held[0], own=[], others=[])
+        for rank, start, stop in chunk.boxes:
             common = overlap(*chunk_box, start, stop)
-            if common is None:
-                continue
-            size = volume(*common) * first.shard.itemsize
-            if rank != self._rank:
-                assembly.others.append((rank, common, size))
-            elif chunk.owner == self._rank:
+            assert common is not None
+            if rank == self._rank:
                 assembly.own.append((parts[start, stop], common))
             else:
-                self._sends[chunk.turn][chunk.owner].append(_Send(parts[start, stop], common, size))
-        if chunk.owner == self._rank:
-            self._assemblies[chunk.turn].append(assembly)
+                assembly.others.append((rank, common, _bytes(held[0], common)))
+        self._assemblies[chunk.turn].append(assembly)
 
     def _cut(self, turn: int, rank: int, data: torch.Tensor) -> Iterator[memoryview]:
         content, at = memoryview(data.numpy()), 0  # type: ignore[arg-type] # arrays are buffers
-        for assembly in list(self._assemblies[turn]):
+        for assembly in self._assemblies[turn]:
             for sender, _, size in assembly.others:
                 if sender == rank:
                     yield content[at : at + size]
                     at += size
+
+
+def _bytes(like: Part, box: Box) -> int:
+    return volume(*box) * like.shard.itemsize
 
 
 def _same(piece: Piece) -> Piece:

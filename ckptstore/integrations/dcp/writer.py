@@ -147,7 +147,7 @@ class StoreWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """See `StorageWriter`."""
-        gathering: Gathering = self._save.gathering
+        gathering: Gathering = vars(self._save).pop("gathering")
         told = [each.storage_data for of_rank in results for each in of_rank if each.storage_data is not None]
         record = gathering.publish(told, partial(manifest_of, metadata))
         metadata.storage_data = None

@@ -1,0 +1,279 @@
+"""DCP in one process, over a store."""
+
+from __future__ import annotations
+
+import datetime as dt
+import fractions
+import io
+import pathlib
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+import ckptstore
+from ckptstore.integrations.dcp import StoreLoadPlanner, StoreReader, StoreSavePlanner, StoreWriter
+
+
+class Opaque:
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        return isinstance(other, Opaque) and other.number == self.number
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def save(state, store, step=1, planner=None, **options):
+    return dcp_save(state, storage_writer=StoreWriter(store, step=step, **options), planner=planner)
+
+
+def load(state: Any, store, step: Any = 1, planner=None, **options):
+    dcp_load(state, storage_reader=StoreReader(store, step=step, **options), planner=planner)
+    return state
+
+
+def failure(call):
+    """What DCP wrapped."""
+    with pytest.raises(CheckpointException) as caught:
+        call()
+    (found,) = caught.value.failures.values()
+    return found[0]
+
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_comes_back(store, dtype):
+    content = torch.arange(8000, dtype=torch.int16).view(torch.uint8)[: 256 * 3 * dtype.itemsize].clone()
+    tensor = (content & 1 if dtype is torch.bool else content).view(dtype).view(256, 3)
+    wanted = {"x": tensor, "turned": tensor.t(), "one": tensor[3, 1]}
+    save(wanted, store)
+    found = load({name: torch.zeros_like(tensor) for name, tensor in wanted.items()}, store)
+    for name, tensor in wanted.items():
+        assert raw(found[name]) == raw(tensor) == raw(store.checkout(1)[name])
+
+
+def raw(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_a_training_state_goes_on(store):
+    torch.manual_seed(0)
+    model, other = (torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 2)) for _ in range(2))
+    optimizer, theirs = (torch.optim.AdamW(each.parameters(), lr=rate) for each, rate in ((model, 0.1), (other, 0.2)))
+    model(torch.ones(3, 30)).sum().backward()
+    optimizer.step()
+    weights, moments = get_state_dict(model, optimizer)
+    save({"model": weights, "optim": moments}, store)
+    weights, moments = get_state_dict(other, theirs)
+    load({"model": weights, "optim": moments}, store)
+    set_state_dict(other, theirs, model_state_dict=weights, optim_state_dict=moments)
+    assert all(mine.equal(its) for mine, its in zip(model.parameters(), other.parameters(), strict=True))
+    assert theirs.param_groups[0]["lr"] == 0.1
+    assert store.read(1, "model/0.weight").equal(model[0].weight)
+
+
+def test_a_part_is_loaded(store):
+    save({"model": {"a": torch.ones(2000), "b": torch.ones(3)}, "step": 5}, store)
+    assert load({"step": 0}, store) == {"step": 5}
+    assert load({"model": {"b": torch.zeros(3)}}, store)["model"]["b"].sum() == 3
+
+
+def test_a_state_is_built_from_nothing(store):
+    state: Any = {"model": {"a.b": torch.arange(3000)}, "list": [{"lr": 0.1}, {"lr": 0.2}], "step": 5}
+    save(state, store)
+    found: dict = {}
+    planner = _EmptyStateDictLoadPlanner()
+    _load_state_dict(found, storage_reader=StoreReader(store, step=1), planner=planner, no_dist=True)
+    assert found["model"]["a.b"].equal(state["model"]["a.b"])
+    assert (found["list"], found["step"]) == (state["list"], 5)
+
+
+def test_commits_are_loaded(store):
+    state: Any = {
+        "model": {"w": torch.arange(3000.0)},
+        "optim": {"state": {0: {"m": torch.ones(20)}}, "betas": (0.9, 0.99)},
+    }
+    record = store.commit(state, step=3)
+    store.tag("best", 3)
+    found: Any = {"model": {"w": torch.zeros(3000)}, "optim": {"state": {0: {"m": torch.zeros(20)}}, "betas": None}}
+    for step in (3, "best", "latest", "main@3", record):
+        assert load(found, store, step=step)["model"]["w"].equal(state["model"]["w"])
+    assert found["optim"]["state"][0]["m"].equal(torch.ones(20))
+    assert found["optim"]["betas"] == (0.9, 0.99)
+
+
+def test_the_same_state_is_success_another_is_not(store):
+    first = save({"x": torch.ones(3000)}, store)
+    again = save({"x": torch.ones(3000)}, store.url)
+    assert first.storage_meta.save_id == again.storage_meta.save_id == store.find(1).id
+    assert isinstance(failure(lambda: save({"x": torch.zeros(3000)}, store)), ckptstore.StepExists)
+    assert isinstance(failure(lambda: save({"x": torch.ones(3000), "y": 1}, store)), ckptstore.StepExists)
+    store.gc(grace=0)
+    assert store.stats().packs == {"live": 1}
+
+
+def test_a_checkpoint_id_is_a_step(store):
+    writer, reader = StoreWriter(store, step=0), StoreReader(store)
+    for step in (4, "5"):
+        dcp_save({"step": int(step)}, storage_writer=writer, checkpoint_id=step)
+    assert store.steps() == [4, 5]
+    found = {"step": 0}
+    dcp_load(found, storage_reader=reader, checkpoint_id=4)
+    assert found == {"step": 4}
+    with pytest.raises(ckptstore.InvalidArgument, match="give a step"):
+        dcp_save({}, storage_writer=writer, checkpoint_id="folder/5")
+
+
+# values
+
+
+@pytest.mark.parametrize("planners", [(None, None), (StoreSavePlanner(), None), (None, StoreLoadPlanner())])
+def test_plain_values_keep_their_types_without_pickles(store, planners):
+    state: Any = {"a": (1, "b", None, 2.5), "b": [1, {2}], "c": b"x" * 5000, "d": torch.float16, "e": {"f": True}}
+    save(state, store, planner=planners[0])
+    found = load({"a": 0, "b": 0, "c": 0, "d": 0, "e": {"f": 0}}, store, planner=planners[1])
+    assert found == store.checkout(1) == state
+
+
+def test_our_planners_know_more_types(store):
+    state: Any = {"when": dt.date(2020, 1, 1), "share": fractions.Fraction(1, 3), "where": pathlib.Path("x")}
+    save(state, store, planner=StoreSavePlanner())
+    assert load(dict.fromkeys(state), store, planner=StoreLoadPlanner()) == state
+    refused = failure(lambda: save(state, store, step=2))
+    assert isinstance(refused, ckptstore.UnsupportedLeaf)
+    assert "'when'" in str(refused)
+
+
+@pytest.mark.parametrize("planner", [None, StoreSavePlanner()])
+def test_pickles_are_asked_for_twice(store, planner):
+    state: Any = {"odd": Opaque(3)}
+    assert isinstance(failure(lambda: save(state, store, planner=planner)), ckptstore.UnsupportedLeaf)
+    save(state, store, planner=planner, allow_pickle=True)
+    assert isinstance(failure(lambda: load({"odd": 0}, store)), ckptstore.PickleRefused)
+    assert load({"odd": 0}, store, allow_pickle=True) == state
+
+
+def test_what_a_planner_made_of_a_value_is_kept_as_bytes(store):
+    class Own(DefaultSavePlanner):
+        def transform_object(self, write_item, value):
+            return io.BytesIO(b"own form") if value == 7 else super().transform_object(write_item, value)
+
+    save({"x": 7}, store, planner=Own(), allow_pickle=True)
+    assert store.checkout(1)["x"].getvalue() == b"own form"
+
+
+# errors
+
+
+def test_keys_that_are_one_once_flattened(store):
+    state: Any = {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}
+    refused = failure(lambda: save(state, store, planner=StoreSavePlanner()))
+    assert isinstance(refused, ckptstore.StateError | ValueError)
+    assert "a.b" in str(refused)
+    store.commit(state, step=1)
+    with pytest.raises(ckptstore.StateError, match="one name in DCP"):
+        StoreReader(store, step=1).read_metadata()
+
+
+def test_another_dtype_is_no_fit_unless_asked(store):
+    save({"x": torch.arange(3000.0), "y": torch.ones(5)}, store)
+    state: Any = {"x": torch.zeros(3000, dtype=torch.float64), "y": torch.zeros(5)}
+    refused = failure(lambda: load(state, store))
+    assert isinstance(refused, ckptstore.StateError)
+    assert "float64" in str(refused)
+    assert not state["y"].any()
+    assert load(state, store, allow_cast=True)["x"].equal(torch.arange(3000.0, dtype=torch.float64))
+
+
+def test_what_is_not_there(store):
+    save({"x": torch.ones(3)}, store)
+    with pytest.raises(CheckpointException, match="no step 7"):
+        load({"x": torch.ones(3)}, store, step=7)
+    with pytest.raises(CheckpointException, match="Missing key"):
+        load({"y": torch.ones(3)}, store)
+    with pytest.raises(ckptstore.StepNotFound):
+        StoreReader(store, step=7).read_metadata()
+
+
+def test_a_planned_tensor_that_nobody_writes(store):
+    class Forgetful(DefaultSavePlanner):
+        def create_local_plan(self):
+            plan = super().create_local_plan()
+            plan.items[:] = [item for item in plan.items if item.index.fqn != "model.b"]
+            return plan
+
+    state: Any = {"model": {"a": torch.ones(3), "b": torch.ones(3)}}
+    refused = failure(lambda: save(state, store, planner=Forgetful()))
+    assert isinstance(refused, ckptstore.StateError)
+    assert "model.b" in str(refused)
+    assert store.steps() == []
+
+
+@pytest.mark.parametrize(
+    "bad", [{"step": -1}, {"step": "x"}, {"step": 1, "run": "a@b"}, {"step": 1, "metadata": {"a": {1}}}]
+)
+def test_bad_arguments_fail_at_once(store, bad):
+    with pytest.raises(ckptstore.InvalidArgument):
+        StoreWriter(store, **bad)
+
+
+def test_a_sparse_tensor_is_refused(store):
+    refused = failure(lambda: save({"x": torch.eye(3).to_sparse()}, store))
+    assert isinstance(refused, ckptstore.UnsupportedLeaf)
+    assert "'x'" in str(refused)
+
+
+# asynchronous saves
+
+
+def test_saves_in_a_thread(store):
+    state: Any = {"x": torch.ones(3000), "step": 3}
+    writer = StoreWriter(store, step=1)
+    first: Any = async_save(state, storage_writer=writer)
+    state["x"].zero_()
+    second: Any = async_save(state, storage_writer=StoreWriter(store.url, step=2))
+    for save_of in (first, second):
+        save_of.result()
+    assert [int(store.checkout(step)["x"].sum()) for step in (1, 2)] == [3000, 0]
+    again: Any = async_save(state, storage_writer=writer)
+    with pytest.raises(CheckpointException, match="StepExists"):
+        again.result()
+
+
+def test_plans_are_cached(store):
+    for step in range(3):
+        planner = StoreSavePlanner(enable_plan_caching=True)
+        save({"x": torch.full((3000,), float(step)), "step": step}, store, step=step, planner=planner)
+    assert [store.checkout(step)["x"][0] for step in range(3)] == [0, 1, 2]
+
+
+def test_writers_go_to_other_processes(place):
+    with ckptstore.open(place) as store:
+        writers = [StoreWriter(store, step=1, metadata={"a": 1}), StoreWriter(place, step=2)]
+        for writer in map(pickle.loads, map(pickle.dumps, writers)):
+            dcp_save({"x": torch.ones(3)}, storage_writer=writer)
+        assert store.steps() == [1, 2]
+        assert store.find(1).metadata == {"a": 1}
+
+
+def test_the_face_does_not_wait_for_dcp():
+    code = "import sys, ckptstore.operations.commit; assert 'torch.distributed.checkpoint' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
