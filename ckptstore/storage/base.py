@@ -42,7 +42,7 @@ class RangeRead:
 
 @runtime_checkable
 class Storage(Protocol):
-    """Where objects lie. Every method may be called from several threads at once."""
+    """Where objects lie. Every method may be called from several threads at once, and of a pickled copy."""
 
     @property
     def url(self) -> str:

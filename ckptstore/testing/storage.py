@@ -10,6 +10,7 @@ The fixture gives a storage that holds nothing.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -315,6 +316,13 @@ class StorageConformance:
                 assert read(storage, f"{number}", 98, 4) == bytes([number]) * 2 + DATA[:2]
 
         together(check, 8)
+
+    def test_pickle(self, storage: Storage) -> None:
+        storage.put("packs/one", [DATA])
+        other = pickle.loads(pickle.dumps(storage))
+        assert read(other, "packs/one", 98, 4) == read(storage, "packs/one", 98, 4) == DATA[98:102]
+        other.put("packs/two", [DATA])
+        assert keys(storage) == {"packs/one", "packs/two"}
 
 
 def read(storage: Storage, key: str, offset: int, length: int) -> bytes:

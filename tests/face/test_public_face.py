@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +200,14 @@ def test_signatures_of_the_store(name):
 def test_the_store_has_no_other_methods():
     assert set(public(ckptstore.Store)) == {*SIGNATURES, "url", "run"}
     assert signature(ckptstore.open) == OPEN
+
+
+def test_errors_reach_other_processes():
+    leaf = pickle.loads(pickle.dumps(errors.UnsupportedLeaf("a/b", "a lambda", "name it")))
+    assert (leaf.path, leaf.kind, str(leaf)) == ("a/b", "a lambda", "cannot store 'a/b': a lambda; name it")
+    misfit = errors.StateMismatch(["a"], [], ["b: other"])
+    again = pickle.loads(pickle.dumps(misfit))
+    assert (again.missing, again.different, str(again)) == (misfit.missing, misfit.different, str(misfit))
 
 
 def test_errors_are_caught_as_what_python_has():

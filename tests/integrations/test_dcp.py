@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import ckptstore
 from ckptstore.integrations.dcp import StoreLoadPlanner, StoreReader, StoreSavePlanner, StoreWriter
+from ckptstore.testing.audit import assert_nothing_leaked, drifting
 
 
 class Opaque:
@@ -140,6 +141,20 @@ def test_a_checkpoint_id_is_a_step(store):
     assert found == {"step": 4}
     with pytest.raises(ckptstore.InvalidArgument, match="give a step"):
         dcp_save({}, storage_writer=writer, checkpoint_id="folder/5")
+
+
+def test_what_chunks_rest_on_stays(tmp_path):
+    """A save finds chunks that rest on those of a commit which then goes."""
+    with ckptstore.open(tmp_path / "store", compression="best") as store:
+        for step in (1, 2):
+            store.commit({"x": drifting(str(step))}, step=step)
+        assert store.find(2).new_bytes < store.find(1).new_bytes / 2
+        save({"x": drifting("2")}, store, step=3)
+        store.delete(1)
+        store.delete(2)
+        store.gc(grace=0)
+        assert raw(store.checkout(3)["x"]) == raw(drifting("2"))
+    assert_nothing_leaked(tmp_path / "store")
 
 
 # values

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
+import io
 import struct
 import sys
 import threading
@@ -29,6 +30,12 @@ def stored(value: object) -> object:
 def test_every_scalar_comes_back_as_it_was(value: object):
     assert is_plain(value)
     assert_same(stored(value), value)
+
+
+def test_a_stream_of_bytes_comes_back():
+    found = stored([io.BytesIO(b"content")])
+    assert isinstance(found, list)
+    assert (type(found[0]), found[0].getvalue()) == (io.BytesIO, b"content")
 
 
 @given(SCALARS)

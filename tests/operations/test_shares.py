@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.errors import StateError
+from ckptstore.operations.reports import Report, merged
+from ckptstore.operations.shares import Shard, deal, overlap, volume
+
+
+@st.composite
+def split_tensors(draw):
+    """A tensor cut along each dim, the boxes given to ranks at random."""
+    shape = tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=3)))
+    cuts = [sorted({0, extent, *draw(st.sets(st.integers(0, extent), max_size=3))}) for extent in shape]
+    ranks = draw(st.integers(1, 5))
+    held: list[list[Shard]] = [[] for _ in range(ranks)]
+    for spans in product(*map(list, map(pairwise, cuts))):
+        start, stop = zip(*spans, strict=True)
+        held[draw(st.integers(0, ranks - 1))].append(Shard("x", 4, shape, start, stop))
+    return held
+
+
+@given(split_tensors(), st.sampled_from([4, 16, 64, 1024]))
+def test_every_chunk_has_one_owner_who_hears_of_every_piece(held, chunk_bytes):
+    deals = deal(held, chunk_bytes)
+    (grid,) = {shard.grid(chunk_bytes) for shards in held for shard in shards}
+    owners: dict[int, list[int]] = {number: [] for number in range(len(grid))}
+    for rank, shards in enumerate(held):
+        for shard in shards:
+            for number in shard.whole_chunks(grid):
+                owners[number].append(rank)
+        for chunk in (chunk for each in deals[rank].tensors for chunk in each.chunks if chunk.owner == rank):
+            owners[chunk.number].append(rank)
+            low, high = grid.box(chunk.number)
+            pieces = [overlap(low, high, start, stop) for _, start, stop in chunk.boxes]
+            assert sum(volume(*piece) for piece in pieces if piece) == volume(low, high)
+    assert all(len(found) == 1 for found in owners.values())
+
+
+@given(split_tensors(), st.sampled_from([4, 16, 64, 1024]))
+def test_whoever_has_a_piece_hears_of_the_owner(held, chunk_bytes):
+    deals = deal(held, chunk_bytes)
+    told = [{chunk.number: chunk for each in mine.tensors for chunk in each.chunks} for mine in deals]
+    for rank, mine in enumerate(told):
+        for number, chunk in mine.items():
+            assert chunk.turn < deals[rank].turns
+            assert told[chunk.owner][number][:3] == chunk[:3]
+            assert {other for other, _, _ in told[chunk.owner][number].boxes} == {
+                other for other, theirs in enumerate(told) if number in theirs
+            }
+
+
+@given(split_tensors(), st.data())
+def test_a_missing_or_a_double_shard_is_told(held, data):
+    places = [(rank, place) for rank, shards in enumerate(held) for place in range(len(shards))]
+    rank, place = data.draw(st.sampled_from(places))
+    shard = held[rank].pop(place)
+    if any(held):
+        with pytest.raises(StateError, match=r"'x'.*to nobody"):
+            deal(held, 64)
+    with pytest.raises(StateError, match=r"'x'.*twice"):
+        deal([*held, [shard, shard]], 64)
+
+
+def test_pieces_are_sent_in_rounds_that_fit_into_memory():
+    rows = [[Shard("x", 4, (1 << 16, 8192), (0, at << 10), (1 << 16, (at + 1) << 10))] for at in range(8)]
+    deals = deal(rows, 4 << 20)
+    assert deals[0].turns > 1
+    for mine in deals:
+        received = [0] * mine.turns
+        for chunk in (chunk for each in mine.tensors for chunk in each.chunks if chunk.boxes):
+            received[chunk.turn] += 4 << 20
+        assert max(received) <= 80 << 20
+    owned = [sum(bool(chunk.boxes) for each in mine.tensors for chunk in each.chunks) for mine in deals]
+    assert max(owned) - min(owned) <= 1
+
+
+def test_a_report_of_100_000_chunks_is_small():
+    digests = [number.to_bytes(16, "big") for number in range(100_000)]
+    frames = [ChunkLocation(digest, "", 64 << 20, 4 << 20, 4 << 20, 1) for digest in digests]
+    packs = [NewPack(f"{at:032x}", 64 << 20, frames[at : at + 16]) for at in range(0, len(frames), 16)]
+    chunks = {f"model.layers.{at}.weight": dict(enumerate(digests[at : at + 100])) for at in range(0, 100_000, 100)}
+    told = Report(packs, chunks, {"a": b"x"}, {"b": ({"tuple": [1]}, 0)}, b"").encode()
+    assert len(told) < 10_000_000 * 0.7
+    again = Report.decode(told, 16)
+    assert again.chunks == chunks
+    assert [pack.name for pack in again.packs] == [pack.name for pack in packs]
+    assert again.packs[-1].chunks[-1].digest == digests[-1]
+
+
+@pytest.mark.parametrize("held", [({"x": {0: b"d"}}, {}, {}), ({}, {"x": b"1"}, {}), ({}, {}, {"x": (1, 0)})])
+def test_what_two_ranks_wrote_is_told(held):
+    chunks, inline, values = held
+    report = Report([], chunks, inline, values, b"")
+    assert merged([report]).values == held[2]
+    with pytest.raises(StateError, match=r"'x'.*several ranks"):
+        merged([report, report])
