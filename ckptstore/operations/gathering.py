@@ -93,12 +93,13 @@ class Gathering:
         needs = Counter(self._needed)
         for pack in written.packs:
             needs[pack.name] = sum(chunk.length for chunk in pack.chunks)
-        bases = b"".join(sorted({*split_digests(written.bases, self._chunks.digest.size)}))
+        bases = b"".join(sorted({*split_digests(self._bases + written.bases, self._chunks.digest.size)}))
         return new_commit(self._chunks, manifest, self._draft, written.packs, needs, bases)
 
     def settle(self, told: Sequence[Any]) -> list[None]:
         """All ranks have written what they were granted."""
         self._needed = self.writer.finish()[1]
+        self._bases = self.writer.bases
         return [None] * len(told)
 
     def _grant(self, rank: int, ask: Ask, digests: Sequence[bytes], missing: set[bytes]) -> Grant:

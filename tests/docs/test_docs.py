@@ -16,7 +16,7 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/manager.md", "docs/encryption.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/manager.md", "docs/dcp.md", "docs/encryption.md"])
 def test_python_blocks_run(page, training, tmp_path):
     for name in ("passphrase", "new-passphrase"):
         (tmp_path / name).write_text(name)

@@ -250,6 +250,11 @@ def test_bad_arguments_fail_at_once(store, bad):
         StoreWriter(store, **bad)
 
 
+def test_options_are_for_urls(store):
+    with pytest.raises(ckptstore.InvalidArgument, match="catalog"):
+        StoreWriter(store, step=1, catalog="sqlite:///x")
+
+
 def test_a_sparse_tensor_is_refused(store):
     refused = failure(lambda: save({"x": torch.eye(3).to_sparse()}, store))
     assert isinstance(refused, ckptstore.UnsupportedLeaf)

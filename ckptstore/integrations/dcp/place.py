@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import InvalidArgument
 from ckptstore.opening import attach_parts
 from ckptstore.store import DEFAULT_RUN, Store, open_store
 
@@ -20,9 +21,13 @@ class Place:
         store: a store, or its URL.
         run: the run; by default the store's own.
         options: for a URL, what `ckptstore.open` takes.
+
+    Raises InvalidArgument for options beside a store.
     """
 
     def __init__(self, store: Store | str | os.PathLike[str], run: str | None, options: Mapping[str, Any]) -> None:
+        if isinstance(store, Store) and options:
+            raise InvalidArgument(f"{', '.join(options)}: these go to ckptstore.open, which gave this store already")
         self._store, self._options = store, dict(options)
         self.run = run or (store.run if isinstance(store, Store) else DEFAULT_RUN)
         self._parts = store._parts if isinstance(store, Store) else None  # noqa: SLF001 - what it is made of
@@ -39,6 +44,11 @@ class Place:
         if self._parts is None:
             self._parts = open_store(self._store, run=self.run, **self._options)._parts  # type: ignore[arg-type] # noqa: SLF001 - as above
         return self._parts
+
+    def rest(self) -> None:
+        """Give back the connections of a store that was opened here, until it is needed again."""
+        if self._store is not None and not isinstance(self._store, Store) and self._parts is not None:
+            self._parts.catalog.close()
 
     def storage(self) -> ChunkStore:
         """The store for a rank that leaves the catalog to another one. Raises NotAStore, WrongKey."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
@@ -16,15 +15,13 @@ from torch.futures import Future
 from ckptstore.chunkstore import DEFAULT_BUDGET
 from ckptstore.errors import InvalidArgument, StateError
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.format.selection import Selection
 from ckptstore.integrations.dcp.manifests import metadata_of
 from ckptstore.integrations.dcp.place import Place
 from ckptstore.integrations.dcp.values import given_back
 from ckptstore.operations.address import LATEST, Ref, check_name, resolve
-from ckptstore.operations.load import Filling, fill
+from ckptstore.operations.boxes import Box, fill_boxes
 from ckptstore.operations.read import read
 from ckptstore.operations.view import ManifestView, view_of
-from ckptstore.state.tensors import allocate, check_fits
 from ckptstore.store import Store
 
 
@@ -62,7 +59,8 @@ class StoreReader(StorageReader):
         **options: Any,
     ) -> None:
         super().__init__()
-        self._place = Place(store, None if run is None else check_name("run", run), {"create": False, **options})
+        existing = {} if isinstance(store, Store) else {"create": False}
+        self._place = Place(store, None if run is None else check_name("run", run), existing | options)
         self._step, self._allow_pickle, self._allow_cast = step, allow_pickle, allow_cast
         self._budget = memory_budget_bytes
         self._view: ManifestView | None = None
@@ -113,33 +111,23 @@ class StoreReader(StorageReader):
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
                 planner.load_bytes(item, self._read_value(item.storage_index.fqn))
+        self._place.rest()
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def _read_tensors(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-        targets = [planner.resolve_tensor(item) for item in items]
-        jobs = [self._filling(item, target) for item, target in zip(items, targets, strict=True)]
-        fill(self._place.parts(), jobs, budget=self._budget)
-        for item, target, job in zip(items, targets, jobs, strict=True):
-            if job.target is not target:
-                target.detach().copy_(torch.as_tensor(job.target))
-            planner.commit_tensor(item, target)
+        boxes = [self._box(item, planner.resolve_tensor(item)) for item in items]
+        fill_boxes(self._place.parts(), boxes, allow_cast=self._allow_cast, budget=self._budget)
+        for item, box in zip(items, boxes, strict=True):
+            planner.commit_tensor(item, box.target)
 
-    def _filling(self, item: ReadItem, target: torch.Tensor) -> Filling:
-        """Where the elements go first: into the target, or into a tensor of the commit's dtype that is cast then."""
+    def _box(self, item: ReadItem, target: torch.Tensor) -> Box:
         name = item.storage_index.fqn
         entry = self._known.manifest.entries[self._paths[name]]
         if not isinstance(entry, TensorEntry):
             raise StateError(f"{name!r}: a plain value in the commit, a tensor in the target")
-        ranges = tuple(range(at, at + length) for at, length in zip(item.storage_offsets, item.lengths, strict=True))
-        part = replace(entry, shape=tuple(item.lengths), order=None)
-        misfit = check_fits(name, part, target)
-        if misfit is None:
-            return Filling(entry, target, Selection(ranges, frozenset()), name)
-        if not self._allow_cast or tuple(target.shape) != part.shape:
-            raise StateError(f"{misfit}: make them alike, or pass allow_cast=True for other dtypes")
-        return Filling(entry, allocate(part), Selection(ranges, frozenset()), name)
+        return Box(entry, tuple(item.storage_offsets), tuple(item.lengths), target, name)
 
     def _read_value(self, name: str) -> Any:
         view, path = self._known, self._paths[name]

@@ -150,6 +150,7 @@ class StoreWriter(StorageWriter):
         gathering: Gathering = vars(self._save).pop("gathering")
         told = [each.storage_data for of_rank in results for each in of_rank if each.storage_data is not None]
         record = gathering.publish(told, partial(manifest_of, metadata))
+        self._place.rest()
         metadata.storage_data = None
         metadata.storage_meta = replace(self.storage_meta(), save_id=record.id)
 
