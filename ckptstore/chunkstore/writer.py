@@ -86,6 +86,10 @@ class ChunkWriter:
             digests += self._write_window(window)
         return digests
 
+    def effort(self) -> Effort:
+        """What may be done with the next chunks."""
+        return self._encoder.effort()
+
     def digests(self, pieces: Sequence[Piece]) -> list[bytes]:
         """Those of all pieces, in order; nothing is written."""
         return self._spread(self._digest, pieces)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from ckptstore.catalog.base import CommitRecord, NewCommit
+from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewCommit
 from ckptstore.chunkstore import ChunkStore, ChunkWriter
 from ckptstore.chunkstore.claims import SessionClaims
 from ckptstore.errors import InvalidArgument, SessionFenced
@@ -16,6 +16,7 @@ from ckptstore.format import version
 from ckptstore.format.manifest import Manifest, split_digests
 from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.history import Draft
+from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.publish import discard, new_commit, publish, taken_step
 from ckptstore.operations.reports import Ask, Dealt, Grant, Opening, Report, merged
 from ckptstore.operations.session import kept_alive, writing_session
@@ -59,8 +60,10 @@ class Gathering:
         self._session = self._stack.enter_context(writing_session(self._chunks.catalog))
         self._claims = SessionClaims(self._chunks.catalog, self._session)
         self.writer: ChunkWriter = self._chunks.claiming_writer(self._claims)
+        self.lineage = Lineage(self._chunks, self._draft.parent)
         windows = max(opening.windows for opening in openings)
-        return [Dealt(each, windows) for each in deals]
+        above = None if self._draft.parent is None else self._chunks.catalog.by_id(self._draft.parent)
+        return [Dealt(each, windows, None if above is None else above.document) for each in deals]
 
     def grant(self, asks: Sequence[Ask]) -> list[Grant]:
         """Every chunk that nobody holds yet to the first rank that has it. Raises StepExists when there is one, and
@@ -73,7 +76,12 @@ class Gathering:
         missing = set(fresh) - held
         if missing and self._taken is not None:
             raise self._taken
-        return [self._grant(rank, ask, digests[rank], missing) for rank, ask in enumerate(asks)]
+        grants = [self._grant(rank, ask, digests[rank], missing) for rank, ask in enumerate(asks)]
+        places = self._places(asks, digests, grants)
+        return [
+            grant._replace(places=_reached(places, [ask.bases[place] for place in grant.wanted if place in ask.bases]))
+            for ask, grant in zip(asks, grants, strict=True)
+        ]
 
     def publish(self, told: Sequence[bytes], make: Callable[[Report, int], Manifest]) -> CommitRecord:
         """Make the commit exist, of what all ranks told; `make` gives its manifest, of all reports and the chunk size.
@@ -82,6 +90,7 @@ class Gathering:
         """
         with kept_alive(self._chunks.catalog, self._session) as session:
             written = merged([Report.decode(data, self._chunks.digest.size) for data in told])
+            self.writer.rely_on(split_digests(written.bases, self._chunks.digest.size))
             new = self._new_commit(make(written, self._chunks.config.chunk_bytes), written)
             try:
                 return publish(self._chunks, session, new)
@@ -90,16 +99,15 @@ class Gathering:
                 raise
 
     def _new_commit(self, manifest: Manifest, written: Report) -> NewCommit:
-        needs = Counter(self._needed)
+        needs = Counter(self.writer.finish()[1])
         for pack in written.packs:
             needs[pack.name] = sum(chunk.length for chunk in pack.chunks)
-        bases = b"".join(sorted({*split_digests(self._bases + written.bases, self._chunks.digest.size)}))
+        bases = b"".join(sorted({*split_digests(self.writer.bases + written.bases, self._chunks.digest.size)}))
         return new_commit(self._chunks, manifest, self._draft, written.packs, needs, bases)
 
     def settle(self, told: Sequence[Any]) -> list[None]:
         """All ranks have written what they were granted."""
-        self._needed = self.writer.finish()[1]
-        self._bases = self.writer.bases
+        self.writer.finish()
         return [None] * len(told)
 
     def _grant(self, rank: int, ask: Ask, digests: Sequence[bytes], missing: set[bytes]) -> Grant:
@@ -109,9 +117,31 @@ class Gathering:
                 missing.discard(digest)
                 wanted.append(place)
         if rank == 0 or not wanted:
-            return Grant(wanted, ())
+            return Grant(wanted)
         most = 1 + 2 * sum(ask.sizes[place] + _FRAMING for place in wanted) // TARGET_BYTES
         return Grant(wanted, self._claims.reserve(max(0, most - ask.names)))
+
+    def _places(
+        self, asks: Sequence[Ask], digests: Sequence[Sequence[bytes]], grants: Sequence[Grant]
+    ) -> Mapping[bytes, ChunkLocation]:
+        """Where what granted chunks may rest on lies, pinned. What commits have lost is stored whole: that heals."""
+        asked = [
+            (digests[rank][place], ask.bases[place])
+            for rank, (ask, grant) in enumerate(zip(asks, grants, strict=True))
+            for place in grant.wanted
+            if place in ask.bases
+        ]
+        if not asked:
+            return {}
+        lost = self._chunks.catalog.lost()
+        return self._claims.pin(list({base for digest, base in asked if digest not in lost}))
+
+
+def _reached(places: Mapping[bytes, ChunkLocation], bases: Iterable[bytes]) -> list[ChunkLocation]:
+    """The places of these, and of the one chunk below each."""
+    found = {base: places[base] for base in bases if base in places}
+    below = {base: places[base] for place in found.values() for base in place.bases}
+    return list((below | found).values())
 
 
 def _batches(digests: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

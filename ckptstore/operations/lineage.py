@@ -40,6 +40,21 @@ class Lineage:
         return {}
 
 
+@dataclass
+class StoredLineage(Lineage):
+    """The same, where the parent is known by the storage key of its document: nothing is asked of the catalog."""
+
+    @cached_property
+    def entries(self) -> Mapping[str, Entry]:
+        """See `Lineage`."""
+        if self.parent is None:
+            return {}
+        try:
+            return self.chunks.decode_document(self.chunks.storage.get(self.parent), self.parent).manifest.entries
+        except CkptStoreError:
+            return {}
+
+
 def form_of(entry: Entry | None) -> tuple[object, ...]:
     """What two tensors have in common whose chunks lie in the same places; empty for what is none."""
     if not isinstance(entry, TensorEntry):

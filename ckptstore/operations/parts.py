@@ -13,20 +13,24 @@ import torch
 from ckptstore.chunkstore import Piece
 from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.format.grid import Grid, Index
-from ckptstore.format.manifest import INLINE_TENSOR
+from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry
 from ckptstore.operations.shares import Shard, volume
 from ckptstore.state.composites import is_dense
-from ckptstore.state.dtypes import number_form
+from ckptstore.state.dtypes import dtype_name, number_form
 from ckptstore.state.tensors import chunk_bytes
 
 
 class Unit(NamedTuple):
-    """A chunk of `size` bytes that this rank may have to store; one that is `inline` stands in the manifest instead."""
+    """A chunk of `size` bytes that this rank may have to store; one that is `inline` stands in the manifest instead.
+
+    A tensor's `entry` is as yet without chunks.
+    """
 
     path: str
     number: int
     size: int
     inline: bool
+    entry: TensorEntry | None
     piece: Callable[[], Piece]
 
 
@@ -51,10 +55,16 @@ class Part:
 
     def units(self, grid: Grid) -> Iterator[Unit]:
         """The chunks that lie within the shard."""
+        entry = self.entry(grid)
         for number in self.shard.whole_chunks(grid):
             start, stop = grid.box(number)
             size = volume(start, stop) * self.shard.itemsize
-            yield Unit(self.shard.path, number, size, self.is_inline, partial(self._piece, start, stop))
+            yield Unit(self.shard.path, number, size, self.is_inline, entry, partial(self._piece, start, stop))
+
+    def entry(self, grid: Grid) -> TensorEntry:
+        """Of the whole tensor, as yet without chunks."""
+        shape, itemsize = self.shard.shape, self.shard.itemsize
+        return TensorEntry("torch", dtype_name(self.dtype), itemsize, shape, grid.chunk_shape)
 
     def _piece(self, start: Index, stop: Index) -> Piece:
         return Piece(self.box(start, stop), copied=True, form=number_form(self.dtype))

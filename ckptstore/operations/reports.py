@@ -24,25 +24,35 @@ class Opening(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """What a rank exchanges with others, and how often all ranks ask for a grant after that."""
+    """What a rank exchanges with others, how often all ranks ask for a grant after that, and the parent's document."""
 
     deals: Deals
     windows: int
+    parent: str | None
 
 
 class Ask(NamedTuple):
-    """Chunks that a rank has: their digests one after the other, their sizes; and how many names it has left."""
+    """Chunks that a rank has, and how many names it has left.
+
+    Attributes:
+        digests: one after the other.
+        sizes: in bytes.
+        bases: place among the chunks → digest of the parent's chunk that this one may rest on.
+        names: count.
+    """
 
     digests: bytes
     sizes: Sequence[int]
+    bases: Mapping[int, bytes]
     names: int
 
 
 class Grant(NamedTuple):
-    """Which of the chunks the rank shall store, and names of packs, reserved for it."""
+    """Which of the chunks the rank shall store, names of packs reserved for it, and where the bases lie."""
 
-    wanted: Sequence[int]
-    names: Sequence[str]
+    wanted: Sequence[int] = ()
+    names: Sequence[str] = ()
+    places: Sequence[ChunkLocation] = ()
 
 
 class _Pack(msgspec.Struct, frozen=True, array_like=True):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.base import Catalog
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.format.manifest import INLINE_VALUE, Value
 from ckptstore.operations.gathering import Gathering
+from ckptstore.operations.granted import Granted
+from ckptstore.operations.lineage import Lineage, StoredLineage
 from ckptstore.operations.parts import Part, Unit
 from ckptstore.operations.ranks import Ranks
 from ckptstore.operations.reports import Ask, Grant, Opening, Report
@@ -33,6 +35,7 @@ class Held:
         run, step: the address.
         parts: its shards of tensors.
         values: gives its plain values, encoded, by path.
+        logical_paths: by path, where these leaves are in commits.
     """
 
     chunks: Callable[[], ChunkStore]
@@ -40,6 +43,7 @@ class Held:
     step: int
     parts: Sequence[Part]
     values: Callable[[], Mapping[str, Value]]
+    logical_paths: Mapping[str, str]
 
 
 def write_share(ranks: Ranks, gathering: Gathering | None, held: Held) -> Report:
@@ -47,11 +51,12 @@ def write_share(ranks: Ranks, gathering: Gathering | None, held: Held) -> Report
 
     Raises what kept this rank from it, or RankFailed for another one.
     """
-    share = _Share(held)
+    share = _Share(held, None if gathering else Granted())
     dealt = ranks.agree(share.open, gathering.deal if gathering else _never)
+    share.lineage = gathering.lineage if gathering else StoredLineage(share.chunks, dealt.parent)
     trades = Trades(ranks.rank, dealt.deals.tensors, held.parts, share.chunks.config.chunk_bytes)
     grant = gathering.grant if gathering else _never
-    with gathering.writer if gathering else share.chunks.claiming_writer(share.claims) as writer:
+    with gathering.writer if gathering else share.own_writer() as writer:
         for turn in range(dealt.deals.turns):
             arrived = trades.exchange(ranks, turn)
             share.grant = ranks.agree(partial(share.ask, writer, trades.units(turn, arrived)), grant)
@@ -69,25 +74,12 @@ def _same(piece: Piece) -> Piece:
     return piece
 
 
-@dataclass(slots=True)
-class _GrantedClaims:
-    """Of a rank that does not talk to the catalog: the names it was given, and no chunk to rest on."""
-
-    names: list[str] = field(default_factory=list)
-
-    def pin(self, digests: Sequence[bytes]) -> Mapping[bytes, ChunkLocation]:
-        return {}
-
-    def reserve(self, count: int) -> list[str]:
-        return [self.names.pop() for _ in range(count)]
-
-
 class _Share:
-    def __init__(self, held: Held) -> None:
-        self._held = held
-        self.claims = _GrantedClaims()
+    def __init__(self, held: Held, granted: Granted | None) -> None:
+        self._held, self._granted = held, granted
+        self.lineage: Lineage
         self.windows: Iterator[Sequence[Unit]] = iter(())
-        self.grant = Grant((), ())
+        self.grant = Grant()
         self._asked: list[tuple[bytes, Piece]] = []
         self._chunks: dict[str, dict[int, bytes]] = defaultdict(dict)
         self._inline: dict[str, bytes] = {}
@@ -95,6 +87,8 @@ class _Share:
 
     def open(self) -> Opening:
         self.chunks = self._held.chunks()
+        if self._granted is not None:
+            self.chunks = replace(self.chunks, catalog=cast("Catalog", self._granted))
         most = self.chunks.config.chunk_bytes
         units = [*self._value_units(most), *self._tensor_units(most)]
         windows = list(groups(units, lambda unit: unit.size, _WINDOW_BYTES, _WINDOW_CHUNKS))
@@ -102,17 +96,22 @@ class _Share:
         shards = [part.shard for part in self._held.parts if part.shard.is_partial]
         return Opening(self.chunks.config.id, self._held.run, self._held.step, shards, len(windows))
 
+    def own_writer(self) -> ChunkWriter:
+        assert self._granted is not None
+        return self.chunks.claiming_writer(self._granted)
+
     def ask(self, writer: ChunkWriter, units: Iterable[Unit]) -> Ask:
         """After storing what was granted of the chunks before."""
         self._store(writer)
-        told = [(unit, unit.piece()) for unit in units]
+        told = [(unit, self._piece(unit)) for unit in units]
         self._inline.update({unit.path: bytes(piece.data) for unit, piece in told if unit.inline})
         told = [(unit, piece) for unit, piece in told if not unit.inline]
         digests = writer.digests([piece for _, piece in told])
         for (unit, _), digest in zip(told, digests, strict=True):
             self._chunks[unit.path][unit.number] = digest
         self._asked = [(digest, piece) for digest, (_, piece) in zip(digests, told, strict=True)]
-        return Ask(b"".join(digests), [unit.size for unit, _ in told], len(self.claims.names))
+        names = len(self._granted.names) if self._granted else 0
+        return Ask(b"".join(digests), [unit.size for unit, _ in told], self._bases(writer), names)
 
     def finish(self, writer: ChunkWriter) -> None:
         self._store(writer)
@@ -134,12 +133,27 @@ class _Share:
             self._values[path] = None, len(encoded)
             for number, at in enumerate(range(0, len(encoded), most)):
                 piece = Piece(memoryview(encoded)[at : at + most], copied=False)
-                yield Unit(path, number, len(piece.data), inline=False, piece=partial(_same, piece))
+                yield Unit(path, number, len(piece.data), inline=False, entry=None, piece=partial(_same, piece))
+
+    def _piece(self, unit: Unit) -> Piece:
+        piece = unit.piece()
+        if unit.entry is None:
+            return piece
+        return piece._replace(
+            base=partial(self.lineage.base, self._held.logical_paths[unit.path], unit.entry, unit.number)
+        )
+
+    def _bases(self, writer: ChunkWriter) -> dict[int, bytes]:
+        """What the coordinator has to look up for this rank's chunks."""
+        if self._granted is None or writer.effort() != "best":
+            return {}
+        bases = ((place, digest, piece.base()) for place, (digest, piece) in enumerate(self._asked))
+        return {place: base for place, digest, base in bases if base not in {b"", digest}}
 
     def _store(self, writer: ChunkWriter) -> None:
         asked, self._asked = self._asked, []
-        self.claims.names += self.grant.names
-        wanted = dict(asked[place] for place in self.grant.wanted)
-        self.grant = Grant((), ())
-        if wanted:
-            writer.store(wanted)
+        grant, self.grant = self.grant, Grant()
+        if self._granted is not None:
+            self._granted.take(grant)
+        if grant.wanted:
+            writer.store(dict(asked[place] for place in grant.wanted))

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ckptstore.chunkstore import Piece
-from ckptstore.format.grid import Index
+from ckptstore.format.grid import Grid, Index
+from ckptstore.format.manifest import TensorEntry
 from ckptstore.operations.parts import Part, Unit
 from ckptstore.operations.ranks import Ranks
 from ckptstore.operations.shares import Deal, SharedChunk, overlap, volume
@@ -35,6 +36,7 @@ class _Assembly(NamedTuple):
     number: int
     box: Box
     like: Part
+    entry: TensorEntry
     own: list[tuple[Part, Box]]
     others: list[tuple[int, Box, int]]
 
@@ -68,7 +70,10 @@ class Trades:
             held = own[each.path]
             grid = held[0].shard.grid(chunk_bytes)
             for chunk in each.chunks:
-                (self._keep if chunk.owner == rank else self._give)(chunk, grid.box(chunk.number), held)
+                if chunk.owner == rank:
+                    self._keep(chunk, grid, held)
+                else:
+                    self._give(chunk, grid.box(chunk.number), held)
 
     def exchange(self, ranks: Ranks, turn: int) -> dict[int, torch.Tensor]:
         """What the others sent of this rank's chunks."""
@@ -86,7 +91,9 @@ class Trades:
         for assembly in self._assemblies[turn]:
             data = assembly.assembled(pieces)
             like, piece = assembly.like, Piece(data, copied=True, form=number_form(assembly.like.dtype))
-            yield Unit(like.shard.path, assembly.number, len(data), like.is_inline, partial(_same, piece))
+            yield Unit(
+                like.shard.path, assembly.number, len(data), like.is_inline, assembly.entry, partial(_same, piece)
+            )
 
     def _give(self, chunk: SharedChunk, chunk_box: Box, held: Sequence[Part]) -> None:
         for part in held:
@@ -94,11 +101,12 @@ class Trades:
             if common is not None:
                 self._sends[chunk.turn][chunk.owner].append(_Send(part, common, _bytes(part, common)))
 
-    def _keep(self, chunk: SharedChunk, chunk_box: Box, held: Sequence[Part]) -> None:
+    def _keep(self, chunk: SharedChunk, grid: Grid, held: Sequence[Part]) -> None:
         parts = {(part.shard.start, part.shard.stop): part for part in held}
-        assembly = _Assembly(chunk.number, chunk_box, held[0], own=[], others=[])
+        box = grid.box(chunk.number)
+        assembly = _Assembly(chunk.number, box, held[0], held[0].entry(grid), own=[], others=[])
         for rank, start, stop in chunk.boxes:
-            common = overlap(*chunk_box, start, stop)
+            common = overlap(*box, start, stop)
             assert common is not None
             if rank == self._rank:
                 assembly.own.append((parts[start, stop], common))

@@ -59,9 +59,16 @@ def tensors(seed):
         "deep": torch.randint(0, 9, (5, 7, 40, 3), generator=random),
         "short": torch.randn(3, 2, generator=random),
         "narrow": torch.randn(2, 3000, generator=random),
+        "drift": drifting(seed),
         "one row": torch.randn(1, 3000, generator=random),
         "empty": torch.empty(0, 4),
     }
+
+
+def drifting(seed):
+    """Weights that a few steps of training change a little."""
+    base = torch.randn(512, 128, generator=torch.Generator().manual_seed(-1))
+    return base * (1 + 1e-5 * torch.randn(512, 128, generator=torch.Generator().manual_seed(seed)))
 
 
 def laid_out(state, layout, group):

@@ -8,6 +8,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 import ckptstore
 from ckptstore.integrations.dcp import StoreReader
+from ckptstore.testing.audit import assert_nothing_leaked
 from tests.integrations.rank_child import tensors
 
 JOBS = [
@@ -118,3 +119,19 @@ def test_ranks_save_to_servers(crew, s3, postgres):
         assert store.find(2).new_bytes < store.find(1).new_bytes / 10
         assert crew.do("load", 3, place=s3.url, step=1, seed=1, **options) == [[]] * 3
         assert store.verify().problems == ()
+
+
+@pytest.mark.parametrize(("layout", "count"), [("rows", 1), ("rows", 2), ("columns", 4)])
+def test_ranks_store_what_changed(crew, tmp_path, layout, count):
+    for compression in ("best", "fast"):
+        place = str(tmp_path / compression)
+        ckptstore.open(place, chunk_bytes=1 << 14).close()  # codecs leave smaller ones alone
+        for step in (1, 2):
+            crew.do("save", count, place=place, step=step, layout=layout, seed=step, compression=compression)
+    with ckptstore.open(tmp_path / "best") as best, ckptstore.open(tmp_path / "fast") as fast:
+        assert best.find(2).new_bytes < 0.7 * fast.find(2).new_bytes
+        best.delete(1)
+        best.gc(grace=0)
+        assert_same(best.checkout(2)["model"], 2)
+        assert best.verify().problems == ()
+    assert_nothing_leaked(tmp_path / "best")

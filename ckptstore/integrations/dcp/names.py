@@ -62,7 +62,7 @@ def merged_keys(known: Sequence[Any]) -> dict[str, Keys]:
     merged: dict[str, Keys] = {}
     for mapping in known:
         for name, keys in mapping.items() if isinstance(mapping, Mapping) else ():
-            if merged.setdefault(name, keys) != keys:
+            if isinstance(keys, tuple) and merged.setdefault(name, keys) != keys:
                 told = f"{merged[name]} on one rank and {keys} on another are one name once flattened"
                 raise StateError(f"{name!r}: {told}: rename one")
     return merged

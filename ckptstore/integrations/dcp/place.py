@@ -28,7 +28,8 @@ class Place:
     def __init__(self, store: Store | str | os.PathLike[str], run: str | None, options: Mapping[str, Any]) -> None:
         if isinstance(store, Store) and options:
             raise InvalidArgument(f"{', '.join(options)}: these go to ckptstore.open, which gave this store already")
-        self._store, self._options = store, dict(options)
+        self._store: Store | str | os.PathLike[str] | None = store
+        self._options = dict(options)
         self.run = run or (store.run if isinstance(store, Store) else DEFAULT_RUN)
         self._parts = store._parts if isinstance(store, Store) else None  # noqa: SLF001 - what it is made of
         self._attached: ChunkStore | None = None

@@ -20,7 +20,7 @@ from torch.futures import Future
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.manifest import Value
 from ckptstore.integrations.dcp.manifests import manifest_of
-from ckptstore.integrations.dcp.names import merged_keys
+from ckptstore.integrations.dcp.names import logical_path, merged_keys
 from ckptstore.integrations.dcp.place import Place
 from ckptstore.integrations.dcp.values import encoded
 from ckptstore.operations import history
@@ -137,6 +137,7 @@ class StoreWriter(StorageWriter):
             self._step_now,
             [_part(item, planner) for item in plan.items if item.tensor_data is not None],
             partial(self._values, plan.items, planner),
+            _logical_paths(plan),
         )
         with gathering or nullcontext():
             report = write_share(ranks, gathering, held)
@@ -183,6 +184,12 @@ def _part(item: WriteItem, planner: SavePlanner) -> Part:
     stop = tuple(low + extent for low, extent in zip(start, form.chunk.sizes, strict=True))
     shard = Shard(item.index.fqn, dtype.itemsize, tuple(form.size), start, stop)
     return Part(shard, dtype, partial(planner.resolve_data, item))  # type: ignore[arg-type] # a tensor, by the item's type
+
+
+def _logical_paths(plan: SavePlan) -> dict[str, str]:
+    keys = merged_keys([plan.planner_data])
+    names = (item.index.fqn for item in plan.items)
+    return {name: logical_path(keys.get(name, (name,))) for name in names}
 
 
 def _results(items: Sequence[WriteItem], report: Report) -> list[WriteResult]:
