@@ -105,7 +105,7 @@ def _make_exist_again(catalog: Catalog, session: str, new: NewCommit) -> CommitR
 
 
 def discard(storage: Storage, keys: Iterable[str]) -> None:
-    """Delete what a fenced writer stored: gc may have been there before it."""
+    """Delete what a writer stored whose commit will not be: gc may have been there before it."""
     with suppress(StorageError):  # the first error is the one to tell
         for key in keys:
             storage.delete(key)

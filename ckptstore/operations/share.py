@@ -18,8 +18,9 @@ from ckptstore.operations.gathering import Gathering
 from ckptstore.operations.granted import Granted
 from ckptstore.operations.lineage import Lineage, StoredLineage
 from ckptstore.operations.parts import Part, Unit
+from ckptstore.operations.publish import discard
 from ckptstore.operations.ranks import Ranks
-from ckptstore.operations.reports import Ask, Grant, Opening, Report
+from ckptstore.operations.reports import Ask, Dealt, Grant, Opening, Report
 from ckptstore.operations.trades import Trades
 
 _WINDOW_BYTES = 256 << 20
@@ -55,15 +56,26 @@ def write_share(ranks: Ranks, gathering: Gathering | None, held: Held) -> Report
     dealt = ranks.agree(share.open, gathering.deal if gathering else _never)
     share.lineage = gathering.lineage if gathering else StoredLineage(share.chunks, dealt.parent)
     trades = Trades(ranks.rank, dealt.deals.tensors, held.parts, share.chunks.config.chunk_bytes)
+    writer = gathering.writer if gathering else share.own_writer()
+    try:
+        with writer:
+            return _write_rounds(ranks, gathering, share, trades, dealt, writer)
+    except BaseException:  # when the session has ended, gc may have been here before the last pack came
+        discard(share.chunks.storage, writer.keys)
+        raise
+
+
+def _write_rounds(
+    ranks: Ranks, gathering: Gathering | None, share: _Share, trades: Trades, dealt: Dealt, writer: ChunkWriter
+) -> Report:
     grant = gathering.grant if gathering else _never
-    with gathering.writer if gathering else share.own_writer() as writer:
-        for turn in range(dealt.deals.turns):
-            arrived = trades.exchange(ranks, turn)
-            share.grant = ranks.agree(partial(share.ask, writer, trades.units(turn, arrived)), grant)
-        for _ in range(dealt.windows):
-            share.grant = ranks.agree(partial(share.ask, writer, next(share.windows, ())), grant)
-        ranks.agree(partial(share.finish, writer), gathering.settle if gathering else _never)
-        return share.report(writer)
+    for turn in range(dealt.deals.turns):
+        arrived = trades.exchange(ranks, turn)
+        share.grant = ranks.agree(partial(share.ask, writer, trades.units(turn, arrived)), grant)
+    for _ in range(dealt.windows):
+        share.grant = ranks.agree(partial(share.ask, writer, next(share.windows, ())), grant)
+    ranks.agree(partial(share.finish, writer), gathering.settle if gathering else _never)
+    return share.report(writer)
 
 
 def _never(_: object) -> Sequence[Any]:
