@@ -31,7 +31,7 @@ def save_step(store, planner=None):
 
 
 def load_step(store):
-    found = {"model": {name: torch.zeros(5000) for name in ("kept", "own")}, "text": ""}
+    found: Any = {"model": {name: torch.zeros(5000) for name in ("kept", "own")}, "text": ""}
     load(found, storage_reader=StoreReader(store, step=1))
     assert found["model"]["own"].equal(state(1)["model"]["own"])
 
