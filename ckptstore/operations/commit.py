@@ -27,7 +27,7 @@ from ckptstore.operations.session import writing_session
 from ckptstore.state.adam import find_recipes
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.live import LiveLeaf, Loan, live_leaves
-from ckptstore.state.tensors import TensorLeaf, chunk_bytes, plain_bytes
+from ckptstore.state.tensors import TensorLeaf, plain_bytes
 from ckptstore.state.tree import Flat
 
 
@@ -95,13 +95,13 @@ class _Planned:
             for number, data, copied in arriving:
                 yield Piece(data, copied, self.leaf.form, partial(base, self.entry, number))
             return
-        array = self.leaf.tensor if isinstance(self.leaf, TensorLeaf) else np.frombuffer(self.leaf, np.uint8)
+        leaf = self.leaf if isinstance(self.leaf, TensorLeaf) else TensorLeaf(np.frombuffer(self.leaf, np.uint8))
         form = self.leaf.form if isinstance(self.leaf, TensorLeaf) else BYTES
-        plain = plain_bytes(array)
+        plain = plain_bytes(leaf.tensor)
         at = 0
-        for number, size in enumerate(self.grid.sizes(array.itemsize)):
+        for number, size in enumerate(self.grid.sizes(leaf.itemsize)):
             if plain is None:
-                yield Piece(chunk_bytes(array, *self.grid.box(number)), True, form, partial(base, self.entry, number))
+                yield Piece(leaf.box(*self.grid.box(number)), True, form, partial(base, self.entry, number))
             else:
                 data, loan = self._borrowed(plain, at, at + size)
                 yield Piece(data, False, form, partial(base, self.entry, number), loan)

@@ -20,6 +20,7 @@ from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.live import JustInTime, Lender, live_leaf
 from ckptstore.state.optimizers import Owned
+from ckptstore.state.pieces import PiecedLeaf
 from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, plain_bytes
 from ckptstore.state.tree import Flat
 
@@ -150,7 +151,7 @@ def _plain(leaf: TensorLeaf | Value) -> Bytes | None:
 
 
 def _copy(leaf: TensorLeaf | Value, kept: Kept | None) -> TensorLeaf | Value:
-    if not isinstance(leaf, TensorLeaf):
+    if not isinstance(leaf, TensorLeaf) or isinstance(leaf, PiecedLeaf):
         return leaf
     made = clone(leaf.tensor) if kept is None else _shaped(kept.content, leaf.tensor)
     if isinstance(made, Tensor):

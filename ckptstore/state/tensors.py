@@ -82,9 +82,13 @@ class TensorLeaf:
         """`same_place` of the live array."""
         return same_place(self.tensor)
 
+    def box(self, start: Index, stop: Index) -> memoryview:
+        """The row-major bytes of `tensor[start:stop]`."""
+        return chunk_bytes(self.tensor, start, stop)
+
     def row_major(self) -> memoryview:
         """All of its bytes."""
-        return chunk_bytes(self.tensor, (0,) * len(self.shape), self.shape)
+        return self.box((0,) * len(self.shape), self.shape)
 
 
 def plain_bytes(array: Array) -> memoryview | None:

@@ -23,6 +23,7 @@ from ckptstore.state import composites
 from ckptstore.state.containers import build_container, open_container
 from ckptstore.state.dtypes import dtype_name
 from ckptstore.state.paths import segment, selector
+from ckptstore.state.pieces import PiecedLeaf, PiecedTensor
 from ckptstore.state.tensors import TensorLeaf, identity, is_backed, pointer
 from ckptstore.state.values import decode, encode, is_plain, type_name
 
@@ -134,6 +135,8 @@ class _Walk:
             self._tensor(value, path)
         elif cls is np.ndarray:
             self._numpy(value, path)
+        elif cls is PiecedTensor:
+            self.leaves[path] = PiecedLeaf(value.form, value)
         elif is_plain(value):
             self.leaves[path] = encode(value, path)
         else:
