@@ -1,0 +1,46 @@
+"""What `torch.save` wrote, loaded without running code unless that is allowed: beside what torch itself allows with
+`weights_only=True`, numpy's arrays and the standard library's plain values are let in.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from datetime import date, datetime, time, timedelta, timezone
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from typing import IO, Any
+
+from ckptstore.errors import FormatError
+
+_REFUSED_TYPE = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")
+
+
+def load_saved(opened: IO[bytes], told: str, *, device: str = "cpu", allow_pickle: bool = False) -> Any:
+    """What a file of `torch.save` holds, with tensors on `device`; `told` names it in errors.
+
+    Raises FormatError for what is no such file, and for objects that need `allow_pickle`.
+    """
+    import torch
+
+    try:
+        with torch.serialization.safe_globals(_plain_classes()):
+            return torch.load(opened, map_location=device, weights_only=not allow_pickle)
+    except Exception as error:  # whatever the bytes of a foreign file make its reader raise
+        refused = _REFUSED_TYPE.search(str(error))
+        if refused:
+            why = f"holds a {refused[1]}, whose unpickling can run any code: allow pickles if you trust it"
+        else:
+            why = f"is no whole file of torch.save ({type(error).__name__})"
+        raise FormatError(f"{told} {why}") from error
+
+
+def _plain_classes() -> list[Any]:
+    """What pickled plain values name. None of it does more than hold what it is given."""
+    import numpy as np
+
+    makers = [np.ones(1).__reduce__()[0], np.float64(1).__reduce__()[0], codecs.encode]
+    dtypes = {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
+    paths = (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath)
+    times = (date, datetime, time, timedelta, timezone)
+    plain = (frozenset, range, slice)
+    return [*makers, np.ndarray, np.dtype, *dtypes, *paths, *times, *plain]
