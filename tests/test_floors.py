@@ -47,7 +47,7 @@ LIBRARIES = {
     "xxhash": {"format"},
     "blake3": {"format"},
     "cryptography": {"format"},
-    "msgspec": {"format", "state", "operations", "testing"},
+    "msgspec": {"format", "state", "operations", "integrations", "testing"},
     "click": {"cli"},
     "rich": {"cli"},
     "safetensors": {"integrations"},

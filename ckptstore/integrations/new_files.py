@@ -1,8 +1,9 @@
-"""Files that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,30 @@ def new_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
         raise taken from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to write files to, which gets the name `path` at the end, durably.
+
+    After an error nothing is left. Raises Conflict when `path` exists.
+    """
+    if os.path.lexists(path):
+        raise Conflict(f"{path} exists already: choose another name")
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        os.mkdir(temporary)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            _sync(file)
+        _sync(temporary)
+        os.rename(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _create(temporary: Path, path: Path) -> None:

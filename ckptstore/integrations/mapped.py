@@ -1,0 +1,134 @@
+"""Tensors and values in the files of a checkpoint's folder. Tensors are mapped when their bytes are asked for."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import prod
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.utils import _create_file_view
+
+from ckptstore.errors import FormatError, InvalidArgument
+from ckptstore.format.grid import Index
+from ckptstore.integrations.saved import load_saved
+from ckptstore.state.pieces import PiecedTensor, TensorPiece
+from ckptstore.state.tensors import as_tracked, is_backed
+
+_MOST_MAPPED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes of a file; `told` names them in errors."""
+
+    file: Path
+    start: int
+    size: int
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """A tensor in a file: its form, without memory, and what brings it."""
+
+    form: Tensor
+    load: Callable[[], Tensor]
+
+
+class CheckpointFiles:
+    """The files of a folder.
+
+    Args:
+        folder: where they lie.
+        allow_pickle: run the code of pickles.
+    """
+
+    def __init__(self, folder: Path, *, allow_pickle: bool) -> None:
+        self._folder, self._allow_pickle = folder, allow_pickle
+        self._mapped = lru_cache(_MOST_MAPPED)(_map)
+
+    def place(self, leaf: str, name: str, start: int = 0, size: int | None = None) -> Place:
+        """Where a leaf lies: `size` bytes of a file, or all from `start`. Raises FormatError when there are not."""
+        file = self._folder / name
+        if not file.resolve().is_relative_to(self._folder.resolve()):
+            raise FormatError(f"{self._folder} names the file {name!r}, which is not in it: do not trust it")
+        if not file.is_file():
+            raise FormatError(f"{file} is missing: bring it from where the checkpoint was written")
+        there = file.stat().st_size
+        end = there if size is None else start + size
+        if not start <= end <= there:
+            raise FormatError(f"{file} has {there:,} bytes, of which {end:,} are needed: it was cut off")
+        return Place(file, start, end - start, f"{file} at byte {start:,}, for {leaf!r},")
+
+    def value(self, place: Place) -> Any:
+        """What `torch.save` wrote there. Raises FormatError."""
+        with place.file.open("rb") as opened:
+            return load_saved(_window(opened, place), place.told, allow_pickle=self._allow_pickle)
+
+    def saved_tensor(self, place: Place) -> MappedTensor:
+        """The dense tensor that `torch.save` wrote there. Raises FormatError."""
+        with place.file.open("rb") as opened:
+            found = load_saved(_window(opened, place), place.told, device="meta")
+        if not isinstance(found, Tensor) or found.layout is not torch.strided:
+            raise FormatError(f"{place.told} is no dense tensor")
+        form, storage = found.detach(), found.untyped_storage()
+        if form.is_conj() or form.is_neg():
+            return MappedTensor(torch.empty_like(form.resolve_conj()), partial(self.value, place))
+        at = storage._checkpoint_offset  # noqa: SLF001 - named in torch's notes on serialization
+        if at is None or at + storage.nbytes() > place.size or not is_backed(form):
+            raise FormatError(f"{place.told} is no whole file of torch.save")
+        return MappedTensor(form, partial(self._view, place.file, place.start + at, form))
+
+    def plain_tensor(self, place: Place, dtype: torch.dtype, shape: tuple[int, ...]) -> MappedTensor:
+        """The row-major tensor whose bytes these are. Raises FormatError when they are not as many."""
+        if prod(shape) * dtype.itemsize != place.size:
+            raise FormatError(f"{place.told} has {place.size:,} bytes, which are no {dtype} of shape {list(shape)}")
+        form = torch.empty(shape, dtype=dtype, device="meta")
+        return MappedTensor(form, partial(self._view, place.file, place.start, form))
+
+    def _view(self, file: Path, at: int, form: Tensor) -> Tensor:
+        storage = self._mapped(file)[at : at + form.untyped_storage().nbytes()]
+        return torch.empty(0, dtype=form.dtype).set_(storage, form.storage_offset(), form.shape, form.stride())
+
+
+def gathered(
+    told: str,
+    dtype: torch.dtype,
+    shape: Index,
+    pieces: Sequence[tuple[Index, Index, MappedTensor]],
+    *,
+    requires_grad: bool = False,
+) -> PiecedTensor:
+    """A tensor of pieces, each with its offsets and sizes. Raises FormatError, with `told`, when they do not fit it."""
+    for _, sizes, mapped in pieces:
+        form = mapped.form
+        if (tuple(form.shape), form.dtype) != (sizes, dtype):
+            raise FormatError(f"{told}: {form.dtype} of {list(form.shape)} is where {dtype} of {list(sizes)} should be")
+    whole = len(pieces) == 1 and pieces[0][1] == shape
+    try:
+        form = pieces[0][2].form if whole else torch.empty(shape, dtype=dtype, device="meta")
+        tracked = as_tracked(form, parameter=False, requires_grad=requires_grad)
+        return PiecedTensor(tracked, [_piece(offsets, sizes, mapped) for offsets, sizes, mapped in pieces])
+    except (InvalidArgument, RuntimeError) as error:
+        raise FormatError(f"{told}: {error}") from error
+
+
+def _piece(offsets: Index, sizes: Index, mapped: MappedTensor) -> TensorPiece:
+    return TensorPiece(offsets, tuple(map(sum, zip(offsets, sizes, strict=False))), mapped.load)
+
+
+def _window(opened: IO[bytes], place: Place) -> IO[bytes]:
+    return cast(IO[bytes], _create_file_view(cast(io.IOBase, opened), place.start, place.size))
+
+
+def _map(file: Path) -> Any:
+    try:
+        return torch.UntypedStorage.from_file(str(file), shared=False, nbytes=file.stat().st_size)
+    except (RuntimeError, OSError) as error:
+        raise FormatError(f"{file} can not be mapped: {error}") from error

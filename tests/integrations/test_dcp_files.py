@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import runpy
+import shutil
+import zipfile
+from collections import OrderedDict
+from datetime import date
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+import ckptstore
+from ckptstore.errors import CkptStoreError, Conflict, FormatError, StateError, StepExists
+from ckptstore.integrations.dcp_files import export_dcp, import_dcp
+from ckptstore.state.pieces import PiecedTensor
+from ckptstore.testing.equality import assert_same
+
+SHARDED = Path(__file__).parent / "sharded"
+STATE = runpy.run_path(str(SHARDED / "make.py"))["state"]
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32),
+    *(torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
+]
+
+
+def every_dtype():
+    plain = {dtype: torch.arange(6 * dtype.itemsize, dtype=torch.uint8) for dtype in DTYPES}
+    plain[torch.bool] %= 2
+    return {str(dtype): values.view(dtype).view(2, 3) for dtype, values in plain.items()}
+
+
+def training():
+    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 40)).sum().backward()
+    optimizer.step()
+    return {"model": dict(model.state_dict()), "optim": dict(optimizer.state_dict()), "epoch": 3, "name": "né"}
+
+
+def save(state, folder, **options):
+    dcp_save(state, storage_writer=FileSystemWriter(folder, **options), no_dist=True)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ckptstore.open("store", chunk_bytes=4096) as store:
+        yield store
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    return shutil.copytree(SHARDED / "ranks", tmp_path / "ranks")
+
+
+def changed(folder, change):
+    """The metadata again, after a change."""
+    file = folder / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    change(metadata)
+    file.write_bytes(pickle.dumps(metadata))
+
+
+def refused(store, folder, match):
+    with pytest.raises(FormatError, match=match):
+        import_dcp(store, folder, step=1)
+    assert store.steps() == [] and not store.stats().packs
+
+
+# import
+
+
+@pytest.mark.parametrize("options", [{}, {"single_file_per_rank": False}, {"thread_count": 3}], ids=str)
+def test_a_checkpoint_of_one_process(store, options):
+    state = {
+        "all": every_dtype(),
+        "forms": {"turned": torch.arange(6.0).view(2, 3).t(), "none": torch.ones(0, 3), "one": torch.tensor(2)},
+        "large": torch.arange(5000).view(50, 100),
+        "list": [{"x": torch.ones(2)}, torch.zeros(1), "text"],
+        "plain": {"date": date(2026, 1, 2), "tuple": (1, "a"), "none": None, "a.b/c": {"d": 1.5}},
+    }
+    save(state, "saved", **options)
+    import_dcp(store, "saved", step=1)
+    assert_same(store.checkout(1), state)
+
+
+def test_it_is_the_commit_that_the_state_makes(store):
+    state = training()
+    save(state, "saved")
+    made = import_dcp(store, "saved", step=1)
+    state["optim"]["state"] = {str(key): value for key, value in state["optim"]["state"].items()}
+    assert store.commit(state, step=1).id == made.id
+    assert_same(store.checkout(1), state)
+
+
+def test_a_checkpoint_of_four_ranks(store, sharded):
+    made = import_dcp(store, sharded, step=1)
+    assert_same(store.checkout(1), STATE())
+    assert store.commit(STATE(), step=1).id == made.id
+
+
+def test_a_tensor_is_read_chunk_by_chunk(store, monkeypatch):
+    sizes = []
+    box = PiecedTensor.box
+
+    def counted(self, start, stop):
+        data = box(self, start, stop)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(PiecedTensor, "box", counted)
+    save({"w": torch.arange(1 << 16, dtype=torch.int64)}, "saved")
+    import_dcp(store, "saved", step=1)
+    assert len(sizes) == 128 and max(sizes) == 4096
+
+
+def test_without_names_of_a_planner(store):
+    state = {"a.b": torch.ones(3), "c": torch.zeros(2)}
+    dcp_save(
+        state,
+        storage_writer=FileSystemWriter("saved"),
+        planner=DefaultSavePlanner(flatten_state_dict=False),
+        no_dist=True,
+    )
+    import_dcp(store, "saved", step=1, name="model")
+    assert_same(store.checkout(1), {"model": state})
+
+
+def test_what_is_lazily_conjugated(store):
+    state = {"w": torch.arange(6.0).view(2, 3).to(torch.complex64).mul(1j).conj()}
+    save(state, "saved")
+    import_dcp(store, "saved", step=1)
+    assert store.checkout(1)["w"].equal(state["w"].resolve_conj())
+
+
+def test_the_same_again_is_success(store, sharded):
+    made = import_dcp(store, sharded, step=1)
+    assert import_dcp(store, sharded, step=1).id == made.id
+    save({"w": torch.ones(2)}, "other")
+    with pytest.raises(StepExists):
+        import_dcp(store, "other", step=1)
+
+
+# what is no whole checkpoint
+
+
+def test_no_checkpoint(store, sharded):
+    (sharded / ".metadata").rename(sharded / "metadata")
+    refused(store, sharded, r"ranks has no file \.metadata")
+    refused(store, sharded / "metadata", r"has no file \.metadata")
+
+
+def test_every_file_is_needed_whole(store, sharded):
+    for file in sorted(sharded.iterdir()):
+        data = file.read_bytes()
+        file.unlink()
+        refused(store, sharded, "is missing|no file")
+        for size in (0, len(data) // 2, len(data) - 1):
+            file.write_bytes(data[:size])
+            refused(store, sharded, "cut off|no whole")
+        file.write_bytes(data)
+    import_dcp(store, sharded, step=1)
+
+
+def chunks_of(metadata, name):
+    found = metadata.state_dict_metadata[name]
+    assert isinstance(found, TensorStorageMetadata)
+    return found.chunks
+
+
+def shrink(metadata):
+    metadata.state_dict_metadata["model.blocks"].size = torch.Size([7, 4, 3])
+
+
+def enlarge(metadata):
+    metadata.state_dict_metadata["model.blocks"].size = torch.Size([7, 5, 4])
+
+
+def move(metadata):
+    one, other = chunks_of(metadata, "model.rows")
+    one.offsets, other.offsets = torch.Size([0, 0]), torch.Size([3, 0])
+    storage = metadata.storage_data
+    for index in [index for index in storage if index.fqn == "model.rows"]:
+        storage[type(index)(index.fqn, [3, 0] if index.offset[0] else [0, 0])] = storage[index]
+
+
+def forget_index(metadata):
+    metadata.storage_data = {index: it for index, it in metadata.storage_data.items() if index.fqn != "model.few"}
+
+
+def forget_leaf(metadata):
+    del metadata.state_dict_metadata["model.few"]
+
+
+def other_version(metadata):
+    metadata.version = "2.0"
+
+
+def leave_folder(metadata):
+    for info in metadata.storage_data.values():
+        info.relative_path = "../ranks.distcp"
+
+
+def transformed(metadata):
+    for info in metadata.storage_data.values():
+        info.transform_descriptors = ["zstd"]
+
+
+def other_dtype(metadata):
+    metadata.state_dict_metadata["model.few"].properties.dtype = torch.float32
+
+
+def beneath(metadata):
+    metadata.planner_data["model.few"] = ("model", "rows", "few")
+
+
+def far_item(metadata):
+    metadata.planner_data["optim.groups.0.lr"] = ("optim", "groups", 1 << 40, "lr")
+
+
+def no_numbers(metadata):
+    chunks_of(metadata, "model.few")[0].sizes = ("a",)
+
+
+CHANGES = {
+    shrink: "reaches beyond",
+    enlarge: "84 of 140|105 of 140",
+    move: "overlaps|should be",
+    forget_index: r"model\.few.*nothing tells",
+    forget_leaf: r"model\.few.*not written",
+    other_version: "version",
+    leave_folder: "not in it",
+    transformed: "zstd",
+    other_dtype: "float64 of .*should be",
+    beneath: "beneath",
+    far_item: "list",
+    no_numbers: "no whole metadata",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_contradicts_itself(store, sharded, change):
+    changed(sharded, change)
+    (sharded.parent / "ranks.distcp").write_bytes(b"x" * 100000)
+    refused(store, sharded, CHANGES[change])
+
+
+# pickles
+
+
+class Mischief:
+    def __reduce__(self):
+        return os.mkdir, ("made",)
+
+
+def test_metadata_runs_no_code(store, sharded):
+    hostile = [
+        pickle.dumps(Metadata({}, planner_data=Mischief())),
+        pickle.dumps(Metadata({}, storage_data=[Mischief()])),
+        pickle.dumps(Mischief()),
+        b"cos\nsystem\n(S'mkdir made'\ntR.",
+        b"ctorch.serialization\nos.mkdir\n(S'made'\ntR.",
+        b"ctorch\nload\n(S'.metadata'\ntR.",
+    ]
+    for data in hostile:
+        (sharded / ".metadata").write_bytes(data)
+        refused(store, sharded, "run any code|no whole")
+    assert not Path("made").exists()
+
+
+def test_metadata_changes_no_class(store, sharded):
+    """A pickle may set attributes of what it names."""
+    (sharded / ".metadata").write_bytes(
+        b"ctorch.distributed.checkpoint.metadata\nStorageMeta\n(N(S'__doc__'\nS'spoilt'\ndtb."
+    )
+    refused(store, sharded, "version|no whole")
+    assert StorageMeta.__doc__ != "spoilt"
+
+
+def test_values_run_no_code(store):
+    save({"a": {"b": Mischief()}}, "saved")
+    refused(store, "saved", r"'a\.b'.*mkdir.*allow pickles")
+    assert not Path("made").exists()
+
+
+def test_pickles_that_are_allowed(store):
+    save({"a": Fraction(1, 2), "b": {"c": io.StringIO}, "w": torch.ones(2)}, "saved")
+    refused(store, "saved", r"fractions\.Fraction|StringIO")
+    import_dcp(store, "saved", step=1, allow_pickle=True)
+    state = store.checkout(1, allow_pickle=True)
+    assert state["a"] == Fraction(1, 2) and state["b"]["c"] is io.StringIO
+
+
+def test_random_damage_never_commits_in_part(store, sharded):
+    rng = torch.Generator().manual_seed(0)
+    file = sharded / ".metadata"
+    data = bytearray(file.read_bytes())
+    for _ in range(150):
+        place = int(torch.randint(len(data), (), generator=rng))
+        spoilt = bytes(data[:place]) + bytes([data[place] ^ (1 << place % 8)]) + bytes(data[place + 1 :])
+        file.write_bytes(spoilt)
+        before = store.steps()
+        try:
+            import_dcp(store, sharded, step=len(before))
+        except CkptStoreError:
+            assert store.steps() == before
+    assert not store.verify().problems
+
+
+# export
+
+
+def test_export(store):
+    state = {"all": every_dtype(), "turned": torch.arange(6.0).view(2, 3).t(), "plain": [1, {"a": None}], **training()}
+    store.commit(state, step=1)
+    export_dcp(store, 1, "out")
+    target = {
+        "all": {name: torch.empty_like(tensor) for name, tensor in state["all"].items()},
+        "turned": torch.zeros(3, 2),
+        "model": {name: torch.zeros_like(tensor) for name, tensor in state["model"].items()},
+        "epoch": 0,
+        "name": "",
+        "plain": [1, {"a": 5}],
+    }
+    dcp_load(target, storage_reader=FileSystemReader("out"), no_dist=True)
+    wanted = {name: state[name] for name in target}
+    assert_same(target, wanted | {"turned": state["turned"].contiguous()})
+
+
+def test_export_and_import_again(store):
+    store.commit(training() | {"tied": [torch.ones(300)] * 2, "od": OrderedDict(a=1)}, step=1)
+    export_dcp(store, 1, "out")
+    import_dcp(store, "out", step=2)
+    export_dcp(store, 2, "again")
+    import_dcp(store, "again", step=3)
+    assert_same(store.checkout(3), store.checkout(2))
+    paths = [{path for path in store.manifest(step) if not path.startswith("optim/state/")} for step in (1, 2)]
+    assert paths[0] == paths[1]
+
+
+def test_export_of_a_part(store):
+    store.commit(training(), step=1)
+    export_dcp(store, 1, "out", paths=["model"])
+    import_dcp(store, "out", step=2)
+    assert_same(store.checkout(2), store.checkout(1, paths=["model"]))
+
+
+def test_an_export_replaces_nothing_and_leaves_nothing(store, monkeypatch):
+    store.commit({"w": torch.ones(30)}, step=1)
+    Path("mine").mkdir()
+    with pytest.raises(Conflict, match="mine exists"):
+        export_dcp(store, 1, "mine")
+    with pytest.raises(OSError, match="missing/out"):
+        export_dcp(store, 1, "missing/out")
+    store.commit({"a": {"b": 1}, "a.b": 2}, step=2)
+    store.commit({"w": torch.eye(3).to_sparse()}, step=3)
+    for step in (2, 3):
+        with pytest.raises(StateError, match="with DCP"):
+            export_dcp(store, step, "out")
+    assert sorted(os.listdir()) == ["mine", "store"]
+
+
+def test_bytes_that_are_no_file_of_torch(store, sharded):
+    name = "__0_0.distcp"
+    size = (sharded / name).stat().st_size
+    with zipfile.ZipFile(sharded / name, "w") as made:
+        made.writestr("x", b"y" * size)
+    refused(store, sharded, "no whole")
