@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,38 +13,43 @@ from ckptstore.cli.output import print_json, progress_bar
 from ckptstore.cli.place import STEP, Place, store_command
 
 _SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
-
-_FORMAT = click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["safetensors", "torch"]),
-    help="By default by suffix: .safetensors, or .pt, .pth and .bin for torch.",
-)
+_INSIDE = {".metadata": "dcp", ".snapshot_metadata": "torchsnapshot"}
+_MODULES = {
+    "safetensors": "safetensors",
+    "torch": "torch_save",
+    "dcp": "dcp_files",
+    "torchsnapshot": "torchsnapshot",
+}
 
 
 @click.command("export", epilog=STEP)
 @store_command
 @click.argument("step")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option("--paths", multiple=True, metavar="GLOB", help="Only these logical paths. May be repeated.")
-@_FORMAT
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["safetensors", "torch", "dcp"]),
+    help="By default by suffix: .safetensors, or .pt, .pth and .bin for torch.",
+)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists; a folder is never replaced.")
 def export_(
     place: Place, *, step: str, file: Path, paths: tuple[str, ...], kind: str | None, force: bool, as_json: bool
 ) -> None:
-    """Write a commit to a FILE of safetensors or torch.save.
+    """Write a commit to a FILE that other tools read.
 
-    A safetensors file holds tensors only, named by their logical paths.
+    That is a file of safetensors or torch.save, or a folder of torch.distributed.checkpoint (dcp). A safetensors file
+    holds tensors only, named by their logical paths.
     """
     kind = kind or _kind(file)
+    if kind == "dcp" and force:
+        raise click.UsageError("--force is for files: remove the folder first")
+    options = {} if kind == "dcp" else {"overwrite": force}
     with place.open() as store, progress_bar() as progress:
         commit = store.find(step)
-        if kind == "torch":
-            from ckptstore.integrations.torch_save import export_torch as export
-        else:
-            from ckptstore.integrations.safetensors import export_safetensors as export
-        export(store, commit, file, paths=paths or None, overwrite=force, progress=progress)
-    size = file.stat().st_size
+        _function("export", kind)(store, commit, file, paths=paths or None, progress=progress, **options)
+    size = sum(part.stat().st_size for part in (file.iterdir() if file.is_dir() else [file]))
     if as_json:
         print_json({"run": commit.run, "step": commit.step, "file": str(file), "format": kind, "bytes": size})
     else:
@@ -51,24 +58,30 @@ def export_(
 
 @click.command("import")
 @store_command
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, path_type=Path))
 @click.option("--step", type=int, required=True, help="The new step.")
 @click.option("--name", help="Put everything beneath this name of the state; by default the names of FILE are on top.")
-@_FORMAT
-def import_(place: Place, *, file: Path, step: int, name: str | None, kind: str | None, as_json: bool) -> None:
-    """Commit a FILE of safetensors or torch.save. The run begins if it is new.
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(list(_MODULES)),
+    help="By default by suffix, .safetensors, or .pt, .pth and .bin for torch; of a folder by what is in it.",
+)
+@click.option("--allow-pickle", is_flag=True, help="Load objects that are pickles, which can run any code.")
+def import_(
+    place: Place, *, file: Path, step: int, name: str | None, kind: str | None, allow_pickle: bool, as_json: bool
+) -> None:
+    """Commit a FILE that another tool wrote.
 
-    Files of torch.save are read with weights_only=True.
+    That is a file of safetensors or torch.save, or a folder of torch.distributed.checkpoint (dcp) or torchsnapshot.
+    The run begins if it is new. What torch.save wrote is read with weights_only=True.
     """
     from ckptstore.cli.records import commit_json
 
     kind = kind or _kind(file)
+    options = {} if kind == "safetensors" else {"allow_pickle": allow_pickle}
     with place.open(any_run=True) as store, progress_bar() as progress:
-        if kind == "torch":
-            from ckptstore.integrations.torch_save import import_torch as read
-        else:
-            from ckptstore.integrations.safetensors import import_safetensors as read
-        commit = read(store, file, step=step, name=name, progress=progress)
+        commit = _function("import", kind)(store, file, step=step, name=name, progress=progress, **options)
         document = commit_json(commit) if as_json else None
     if document is not None:
         print_json(document)
@@ -76,7 +89,12 @@ def import_(place: Place, *, file: Path, step: int, name: str | None, kind: str 
         click.echo(f"committed {commit.run}@{commit.step}: {text.count(commit.leaves, 'leaf', 'leaves')}")
 
 
+def _function(verb: str, kind: str) -> Any:
+    return getattr(import_module(f"ckptstore.integrations.{_MODULES[kind]}"), f"{verb}_{kind}")
+
+
 def _kind(file: Path) -> str:
-    if file.suffix not in _SUFFIXES:
+    found = [kind for name, kind in _INSIDE.items() if (file / name).exists()]
+    if not found and file.suffix not in _SUFFIXES:
         raise click.UsageError(f"the format of {file.name} is not known by its suffix: give --format")
-    return _SUFFIXES[file.suffix]
+    return found[0] if found else _SUFFIXES[file.suffix]

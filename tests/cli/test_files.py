@@ -64,6 +64,32 @@ def test_export_and_import_of_torch(url, asked, told):
         assert_same(torch.load("out.pt", weights_only=True), store.checkout(300))
 
 
+def test_a_torch_file_with_pickles(url, run, told):
+    torch.save({"half": Fraction(1, 2)}, "object.pt")
+    assert "allow pickles" in run("import", url, "object.pt", "--step", 300, code=1).stderr
+    told("import", url, "object.pt", "--step", 300, "--allow-pickle")
+    assert ckptstore.open(url).checkout(300, allow_pickle=True) == {"half": Fraction(1, 2)}
+
+
+def test_export_and_import_of_dcp(url, asked, told, run):
+    document = asked("export", url, "latest", "out", "--format", "dcp", "--paths", "model/frozen", "--paths", "optim")
+    sizes = [file.stat().st_size for file in Path("out").iterdir()]
+    assert document["format"] == "dcp" and document["bytes"] == sum(sizes)
+    assert told("import", url, "out", "--step", 300) == "committed main@300: 4 leaves\n"
+    with ckptstore.open(url) as store:
+        assert_same(store.checkout(300), store.checkout(200, paths=["model/frozen", "optim"]))
+    assert "exists" in run("export", url, 0, "out", "--format", "dcp", code=1).stderr
+    assert "--force" in run("export", url, 0, "out", "--format", "dcp", "--force", code=2).stderr
+
+
+def test_import_of_torchsnapshot(url, told, run):
+    snapshot = Path(__file__).parents[1] / "integrations" / "snapshots" / "ranks"
+    assert told("import", url, snapshot, "--step", 300).startswith("committed main@300")
+    assert ckptstore.open(url).read(300, "same/step") == 7
+    assert "no file .metadata" in run("import", url, snapshot, "--step", 301, "--format", "dcp", code=1).stderr
+    assert "--format" in run("import", url, ".", "--step", 301, code=2).stderr
+
+
 def test_import_beneath_a_name(url, told):
     torch.save([torch.ones(2)], "list.bin")
     told("import", url, "list.bin", "--step", 300, "--name", "things")
