@@ -24,11 +24,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _FILE = ".metadata"
 _VERSIONS = (None, "1.0.0")
 _METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
+_BEFORE_2_3 = "torch.distributed._shard.sharded_tensor.metadata"
 _TENSOR, _BYTES = "TensorStorageMetadata", "BytesStorageMetadata"
 _HOLDERS = {
     *((_METADATA, name) for name in ("Metadata", _TENSOR, _BYTES, "ChunkStorageMetadata", "TensorProperties")),
     *((_METADATA, name) for name in ("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
     *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
+    *((_BEFORE_2_3, name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")),
     (_FILES, "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
 }
@@ -168,6 +170,6 @@ def _tensor(name: str, told: Mapping[str, Any], places: Mapping[Any, SavedBytes]
     dtype, _, requires_grad, *_ = told["properties"].state
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"{name!r} has no dtype")
-    boxes = [msgspec.convert(chunk.state, SavedPiece) for chunk in told["chunks"]]
+    boxes = dict.fromkeys(msgspec.convert(chunk.state, SavedPiece) for chunk in told["chunks"])
     pieces = [(box, _place(places, name, box.offsets)) for box in boxes]
     return SavedTensor(dtype, msgspec.convert(told["size"], tuple[Count, ...]), requires_grad is True, pieces)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import re
 from datetime import date, datetime, time, timedelta, timezone
+from functools import cache
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import IO, Any
 
@@ -34,6 +35,7 @@ def load_saved(opened: IO[bytes], told: str, *, device: str = "cpu", allow_pickl
         raise FormatError(f"{told} {why}") from error
 
 
+@cache
 def _plain_classes() -> list[Any]:
     """What pickled plain values name. None of it does more than hold what it is given."""
     import numpy as np

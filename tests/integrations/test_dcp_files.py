@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed._shard.sharded_tensor.metadata import TensorProperties as OldProperties
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
@@ -135,6 +136,32 @@ def test_without_names_of_a_planner(store):
     )
     import_dcp(store, "saved", step=1, name="model")
     assert_same(store.checkout(1), {"model": state})
+
+
+def test_metadata_of_an_older_torch(store, sharded):
+    def age(metadata):
+        metadata.version = metadata.storage_meta = None
+        for leaf in metadata.state_dict_metadata.values():
+            if isinstance(leaf, TensorStorageMetadata):
+                leaf.properties = OldProperties(leaf.properties.dtype)  # type: ignore[assignment]
+
+    changed(sharded, age)
+    import_dcp(store, sharded, step=1)
+    assert_same(store.checkout(1), STATE())
+
+
+def test_a_piece_that_several_ranks_named(store, sharded):
+    changed(sharded, lambda metadata: chunks_of(metadata, "model.rows").extend(chunks_of(metadata, "model.rows")))
+    import_dcp(store, sharded, step=1)
+    assert_same(store.checkout(1), STATE())
+
+
+def test_files_may_be_links(store, sharded):
+    Path("links").mkdir()
+    for file in sharded.iterdir():
+        Path("links", file.name).symlink_to(file)
+    import_dcp(store, "links", step=1)
+    assert_same(store.checkout(1), STATE())
 
 
 def test_what_is_lazily_conjugated(store):
