@@ -150,7 +150,7 @@ def read_snapshot(folder: Path) -> list[dict[str, LeafEntry | ContainerEntry]]:
         raise FormatError(f"{folder} has no file {_FILE}: give the folder of a finished torchsnapshot") from None
     try:
         return _by_rank(msgspec.json.decode(data, type=_Snapshot))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         advice = "if it is YAML, as the first versions wrote it, write it as JSON"
         raise FormatError(f"{file} is no metadata of torchsnapshot that is known: {error}; {advice}") from error
     except FormatError as error:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.errors import FormatError
+from ckptstore.errors import CkptStoreError, FormatError
 from ckptstore.integrations.torchsnapshot import import_torchsnapshot
 from ckptstore.testing.equality import assert_same
 
@@ -148,6 +148,21 @@ def test_every_file_is_needed_whole(store, one, ranks):
 def test_metadata_that_is_not_known(store, one, text, match):
     (one / ".snapshot_metadata").write_text(text)
     refused(store, one, match)
+
+
+def test_random_damage_never_commits_in_part(store, one):
+    rng = torch.Generator().manual_seed(0)
+    file = one / ".snapshot_metadata"
+    data = bytearray(file.read_bytes())
+    for _ in range(150):
+        place, value = (int(torch.randint(most, (), generator=rng)) for most in (len(data), 256))
+        file.write_bytes(bytes(data[:place]) + bytes([value]) + bytes(data[place + 1 :]))
+        before = store.steps()
+        try:
+            import_torchsnapshot(store, one, step=len(before))
+        except CkptStoreError:
+            assert store.steps() == before
+    assert not store.verify().problems
 
 
 def chunks(manifest):
