@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -193,6 +194,12 @@ def save_own_values(group, place, step):
 def save_without_collectives(group, place, step):
     writer = StoreWriter(place, step=step, process_group=group)
     dcp_save({"x": 1}, storage_writer=writer, process_group=group, use_collectives=False)
+
+
+@task
+def save_with_files(group, folder):
+    state = as_tree(laid_out(tensors(4), "rows", group), 0)
+    dcp_save(state, storage_writer=FileSystemWriter(folder), process_group=group)
 
 
 @task
