@@ -19,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -202,6 +204,37 @@ def save_with_files(group, folder):
     dcp_save(state, storage_writer=FileSystemWriter(folder), process_group=group)
 
 
+def network(group):
+    """A model under FSDP2, and its optimizer."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(37, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
+    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+@task
+def train(group, place, first, last):
+    """Goes on after the step `first`, if that is not 0, to `last`; every loss."""
+    model, optimizer = network(group)
+    if first:
+        weights, moments = get_state_dict(model, optimizer)
+        state: Any = {"model": weights, "optim": moments}
+        dcp_load(state, storage_reader=StoreReader(place, step=first), process_group=group)
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    losses = []
+    for step in range(first, last):
+        data = torch.randn(8, 37, generator=torch.Generator().manual_seed(step))
+        loss = model(data).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    weights, moments = get_state_dict(model, optimizer)
+    writer = StoreWriter(place, step=last, process_group=group)
+    dcp_save({"model": weights, "optim": moments}, storage_writer=writer, process_group=group)
+    return losses
+
+
 @task
 def save_apart(group, places, steps):
     """Ranks that disagree."""
@@ -237,7 +270,7 @@ def local(tensor):
 
 def serve(folder, rank, count):
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=count, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=count, timeout=timedelta(seconds=120)
     )
     groups = {size: dist.new_group(list(range(size))) for size in range(1, count + 1)}
     for line in sys.stdin:

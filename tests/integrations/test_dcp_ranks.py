@@ -135,3 +135,16 @@ def test_ranks_store_what_changed(crew, tmp_path, layout, count):
         assert_same(best.checkout(2)["model"], 2)
         assert best.verify().problems == ()
     assert_nothing_leaked(tmp_path / "best")
+
+
+def test_fsdp_goes_on_with_another_number_of_ranks(crew, store):
+    (straight, *_) = crew.do("train", 1, place=store.url, first=0, last=6)
+    ends = store.checkout(6)["model"]
+    store.delete(6)
+    losses: list[float] = []
+    for count, first, last in [(4, 0, 2), (2, 2, 4), (3, 4, 6)]:
+        losses += crew.do("train", count, place=store.url, first=first, last=last)[0]
+    assert losses == pytest.approx(straight)
+    found = store.checkout(6)["model"]
+    assert all(torch.allclose(tensor, ends[name]) for name, tensor in found.items())
+    assert found["0.weight"].shape == (50, 37)
