@@ -83,6 +83,11 @@ class Gathering:
             for ask, grant in zip(asks, grants, strict=True)
         ]
 
+    def settle(self, told: Sequence[Any]) -> list[None]:
+        """All ranks have written what they were granted."""
+        self.writer.finish()
+        return [None] * len(told)
+
     def publish(self, told: Sequence[bytes], make: Callable[[Report, int], Manifest]) -> CommitRecord:
         """Make the commit exist, of what all ranks told; `make` gives its manifest, of all reports and the chunk size.
 
@@ -97,18 +102,6 @@ class Gathering:
             except SessionFenced:
                 discard(self._chunks.storage, [pack_key(pack.name) for pack in written.packs])
                 raise
-
-    def _new_commit(self, manifest: Manifest, written: Report) -> NewCommit:
-        needs = Counter(self.writer.finish()[1])
-        for pack in written.packs:
-            needs[pack.name] = sum(chunk.length for chunk in pack.chunks)
-        bases = b"".join(sorted({*split_digests(self.writer.bases + written.bases, self._chunks.digest.size)}))
-        return new_commit(self._chunks, manifest, self._draft, written.packs, needs, bases)
-
-    def settle(self, told: Sequence[Any]) -> list[None]:
-        """All ranks have written what they were granted."""
-        self.writer.finish()
-        return [None] * len(told)
 
     def _grant(self, rank: int, ask: Ask, digests: Sequence[bytes], missing: set[bytes]) -> Grant:
         wanted = []
@@ -135,6 +128,13 @@ class Gathering:
             return {}
         lost = self._chunks.catalog.lost()
         return self._claims.pin(list({base for digest, base in asked if digest not in lost}))
+
+    def _new_commit(self, manifest: Manifest, written: Report) -> NewCommit:
+        needs = Counter(self.writer.finish()[1])
+        for pack in written.packs:
+            needs[pack.name] = sum(chunk.length for chunk in pack.chunks)
+        bases = b"".join(sorted({*split_digests(self.writer.bases + written.bases, self._chunks.digest.size)}))
+        return new_commit(self._chunks, manifest, self._draft, written.packs, needs, bases)
 
 
 def _reached(places: Mapping[bytes, ChunkLocation], bases: Iterable[bytes]) -> list[ChunkLocation]:

@@ -17,7 +17,7 @@ from ckptstore.format.manifest import INLINE_VALUE, Value
 from ckptstore.operations.gathering import Gathering
 from ckptstore.operations.granted import Granted
 from ckptstore.operations.lineage import Lineage, StoredLineage
-from ckptstore.operations.parts import Part, Unit
+from ckptstore.operations.parts import Part, Unit, ready
 from ckptstore.operations.publish import discard
 from ckptstore.operations.ranks import Ranks
 from ckptstore.operations.reports import Ask, Dealt, Grant, Opening, Report
@@ -82,10 +82,6 @@ def _never(_: object) -> Sequence[Any]:
     raise AssertionError("only the coordinator answers")
 
 
-def _same(piece: Piece) -> Piece:
-    return piece
-
-
 class _Share:
     def __init__(self, held: Held, granted: Granted | None) -> None:
         self._held, self._granted = held, granted
@@ -145,7 +141,7 @@ class _Share:
             self._values[path] = None, len(encoded)
             for number, at in enumerate(range(0, len(encoded), most)):
                 piece = Piece(memoryview(encoded)[at : at + most], copied=False)
-                yield Unit(path, number, len(piece.data), inline=False, entry=None, piece=partial(_same, piece))
+                yield Unit(path, number, len(piece.data), inline=False, entry=None, piece=partial(ready, piece))
 
     def _piece(self, unit: Unit) -> Piece:
         piece = unit.piece()

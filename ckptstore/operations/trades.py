@@ -13,7 +13,7 @@ import torch
 from ckptstore.chunkstore import Piece
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.operations.parts import Part, Unit
+from ckptstore.operations.parts import Part, Unit, ready
 from ckptstore.operations.ranks import Ranks
 from ckptstore.operations.shares import Deal, SharedChunk, overlap, volume
 from ckptstore.state.dtypes import number_form
@@ -92,7 +92,7 @@ class Trades:
             data = assembly.assembled(pieces)
             like, piece = assembly.like, Piece(data, copied=True, form=number_form(assembly.like.dtype))
             yield Unit(
-                like.shard.path, assembly.number, len(data), like.is_inline, assembly.entry, partial(_same, piece)
+                like.shard.path, assembly.number, len(data), like.is_inline, assembly.entry, partial(ready, piece)
             )
 
     def _give(self, chunk: SharedChunk, chunk_box: Box, held: Sequence[Part]) -> None:
@@ -125,10 +125,6 @@ class Trades:
 
 def _bytes(like: Part, box: Box) -> int:
     return volume(*box) * like.shard.itemsize
-
-
-def _same(piece: Piece) -> Piece:
-    return piece
 
 
 def _joined(sends: Mapping[int, Sequence[_Send]]) -> dict[int, torch.Tensor]:

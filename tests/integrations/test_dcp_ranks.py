@@ -64,6 +64,11 @@ def test_chunks_that_several_ranks_have_are_written_by_one(crew, store):
     assert sum(map(len, held(store))) == store.stats().chunks
 
 
+def test_only_the_first_rank_uses_the_catalog(crew, store):
+    crew.do("save_with_one_catalog", 4, place=store.url, step=1)
+    assert_same(store.checkout(1)["model"], 1)
+
+
 def held(store):
     catalog = store._parts.catalog
     return [[chunk.digest for chunk in catalog.pack_chunks(pack.name)] for pack in catalog.packs()]
