@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ckptstore.cli import text
 from ckptstore.cli.output import print_json, progress_bar
 from ckptstore.cli.place import STEP, Place, store_command
-
-if TYPE_CHECKING:  # help and completion do not wait for more than they need
-    from ckptstore.catalog.base import CommitRecord
 
 _SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
 _INSIDE = {".metadata": "dcp", ".snapshot_metadata": "torchsnapshot"}
