@@ -58,6 +58,16 @@ def _gain(row: str) -> Callable[[Samples], float | None]:
     return lambda samples: ratio(samples.median(row, PEER), samples.median(row, OWN))
 
 
+def _gain_on_the_best(row: str) -> Callable[[Samples], float | None]:
+    """How many times as fast as the fastest peer."""
+
+    def gain(samples: Samples) -> float | None:
+        peers = [samples.median(row, column) for column in samples.values.get(row, {}) if column != OWN]
+        return ratio(min((each for each in peers if each), default=None), samples.median(row, OWN))
+
+    return gain
+
+
 def _own(row: str) -> Callable[[Samples], float | None]:
     return lambda samples: samples.median(row, OWN)
 
@@ -86,21 +96,16 @@ LOCAL = Comparison(
     PEER,
     _as_fast,
     (
-        Figure("save all-new, DCP's throughput", _gain("save all-new"), 0.8),
-        Figure("save unchanged", _gain("save unchanged"), 8),
-        Figure("save 95% frozen", _gain("save 95% frozen"), 6),
+        Figure("save all-new, throughput of the best peer", _gain_on_the_best("save all-new"), 1.15),
+        Figure("save unchanged", _gain("save unchanged"), 15),
+        Figure("save 95% frozen", _gain("save 95% frozen"), 10),
         Figure("load whole", _gain("load whole"), 2),
         Figure("load whole, new tensors", _gain("load whole, new tensors"), 2),
-        Figure(
-            "load whole, cold, to the disk's own reading",
-            lambda s: ratio(s.median("limit", "disk read"), s.median("load whole, cold", OWN)),
-            1.1,
-        ),
         Figure("load one tensor", lambda s: _scaled(s.median("load one tensor", OWN), 1e3), 20, "ms", more=False),
         Figure(
             "10,000 small tensors, of DCP's time",
             lambda s: ratio(s.median("save 10,000 x 1 KiB", OWN), s.median("save 10,000 x 1 KiB", PEER)),
-            1.5,
+            1,
             more=False,
         ),
         Figure(

@@ -13,7 +13,7 @@ def test_a_small_run_measures_every_timed_row(tmp_path, run):
     only = ["--only=whole", "--only=small", "--only=history"]
     shown = run("local", *SMALL, *only, f"--json={tmp_path}/all.json", f"--markdown={tmp_path}/all.md")
     found = json.loads((tmp_path / "all.json").read_text())
-    assert len(found["figures"]) == 10
+    assert len(found["figures"]) == 9
     assert all(value["value"] > 0 and isinstance(value["reached"], bool) for value in found["figures"].values())
     for row in (
         "save all-new",
