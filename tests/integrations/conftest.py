@@ -76,6 +76,13 @@ def told(answers):
     return "\n".join(answer.get("told", "") if answer else "dead" for answer in answers)
 
 
+def pytest_collection_modifyitems(items):
+    """One of the processes that run tests has all that need the crew, so that there is one crew."""
+    for item in items:
+        if "crew" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("crew"))
+
+
 @pytest.fixture(scope="session")
 def crew(tmp_path_factory):
     """Four ranks."""
