@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.operations import gc, repair, verify
+from ckptstore.operations import address, gc, repair, verify
+from ckptstore.operations.address import Ref
 from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST, GcPlan, GcReport
 from ckptstore.operations.repair import RepairPlan, RepairReport
 from ckptstore.operations.retention import Policy
@@ -16,6 +18,22 @@ class Keeping:
 
     def __init__(self, parts: ChunkStore, run: str) -> None:
         self._parts, self._run = parts, run
+
+    def tag(self, name: str, step: Ref) -> None:
+        """Give a commit a name in its run, taking the name from another. Tagged commits are never collected."""
+        self._parts.catalog.tag(address.check_name("tag", name), self._find(step))
+
+    def untag(self, name: str) -> None:
+        """Remove a tag of the run. Raises TagNotFound."""
+        self._parts.catalog.untag(self._run, name)
+
+    def delete(self, step: Ref) -> None:
+        """Delete a commit. `restore` takes it back until gc's grace is over. Raises StepProtected when it is tagged."""
+        self._parts.catalog.delete([self._find(step)])
+
+    def restore(self, step: int) -> CommitRecord:
+        """Take back the last deletion of a step of the run. Raises StepNotFound when nothing is left of it."""
+        return self._parts.catalog.restore(self._run, address.check_step(step))
 
     def plan_gc(self, keep: Policy | None = None, *, grace: float = DEFAULT_GRACE, sweep: bool = False) -> GcPlan:
         """What `gc` would do now, and why; `plan.execute()` does it.
@@ -103,3 +121,6 @@ class Keeping:
         long as anything is lost. Manifest documents are mended from the catalog, and the catalog's from them.
         """
         return self.plan_repair(source, progress=progress).execute()
+
+    def _find(self, ref: Ref) -> CommitRecord:
+        return address.resolve(self._parts.catalog, self._run, ref)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
-from ckptstore.errors import InvalidArgument
+from ckptstore.errors import InvalidArgument, UnsupportedLeaf
 from ckptstore.format.codecs import Level
 from ckptstore.format.version import MIB
 from ckptstore.keeping import Keeping
@@ -28,6 +28,8 @@ from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:
     from ckptstore.operations.background import CommitHandle
+    from ckptstore.operations.ranks import Group
+    from ckptstore.state.tree import Flat
 
 DEFAULT_RUN = "main"
 DEFAULT_CHUNK_BYTES = 4 * MIB
@@ -143,9 +145,13 @@ class Store(Keeping):
         parent: Ref | None = None,
         run: str | None = None,
         allow_pickle: bool = False,
+        process_group: Group | None = None,
         progress: ProgressCallback | None = None,
     ) -> CommitRecord:
         """Store a state as one immutable step; only bytes that the store does not hold yet are written.
+
+        In a process group of several ranks all call this, and make one commit together: DTensors are stored as the
+        whole tensors they are parts of, what is the same on all ranks that have it once, and what is not by rank.
 
         Args:
             app_state: name → object with `state_dict` and `load_state_dict`, or nested plain state with tensors.
@@ -155,7 +161,8 @@ class Store(Keeping):
                 from another run, the first commit of a run forks it from there.
             run: another run than the store's own; made if new.
             allow_pickle: store leaves of unknown types as pickles.
-            progress: called with (stage, bytes done, bytes in all).
+            process_group: the ranks; by default those of torch.distributed's default group, if it is initialised.
+            progress: called with (stage, bytes done, bytes in all); not among several ranks.
 
         Returns:
             The commit's record. It is durable: a crash after the return loses nothing, one before changes nothing.
@@ -163,15 +170,30 @@ class Store(Keeping):
         Raises:
             UnsupportedLeaf: a leaf has no encoding; names its path.
             StepExists: the step holds another state. The same state again is success.
-            InvalidArgument: a bad step, run, parent or metadata.
+            InvalidArgument: a bad step, run, parent or metadata; ranks that give another store, run or step.
+            RankFailed: another rank failed, or is gone.
         """
         from ckptstore.operations.commit import commit
+        from ckptstore.operations.ranks import Ranks, seat
+        from ckptstore.operations.together import Wish, commit_together
         from ckptstore.state.tree import flatten
 
-        self._background.land()
-        draft = self._draft(step, metadata, parent, run)
-        flat = self._background.look(flatten(app_state, allow_pickle=allow_pickle))
-        return commit(self._parts, flat, draft, meter(progress, "commit", flat.nbytes))
+        def draft() -> history.Draft:
+            return self._draft(step, metadata, parent, run)
+
+        def flat() -> Flat:
+            self._background.land()
+            return flatten(app_state, allow_pickle=allow_pickle)
+
+        name = self._run if run is None else run
+        ranks = Ranks(*seat(process_group), process_group)
+        if ranks.count > 1:
+            return commit_together(self._parts, ranks, Wish(name, step, flat, draft))
+        drafted, state = draft(), flat()
+        if state.sharded:
+            return commit_together(self._parts, ranks, Wish(name, step, lambda: state, draft))
+        looked = self._background.look(state)
+        return commit(self._parts, looked, drafted, meter(progress, "commit", looked.nbytes))
 
     def commit_async(
         self,
@@ -186,6 +208,8 @@ class Store(Keeping):
         when_busy: WhenBusy = "wait",
     ) -> CommitHandle:
         """Set the state apart, return, and commit it in the background. Errors as for `commit`.
+
+        The state is this process's alone, whatever group that is in; one with DTensors is refused.
 
         An error of the background commit is raised by the handle's `result`, or else by the store's next commit or
         `close`, and told at exit if all of these never came.
@@ -210,23 +234,9 @@ class Store(Keeping):
         with self._background.turn(when_busy):
             draft = self._draft(step, metadata, parent, run)
             flat = flatten(app_state, allow_pickle=allow_pickle)
+            for path in flat.sharded:
+                raise UnsupportedLeaf(path, "a DTensor, in the background", "use commit, which all ranks call together")
             return self._background.launch(flat, draft, just_in_time=just_in_time)
-
-    def tag(self, name: str, step: Ref) -> None:
-        """Give a commit a name in its run, taking the name from another. Tagged commits are never collected."""
-        self._parts.catalog.tag(address.check_name("tag", name), self._find(step))
-
-    def untag(self, name: str) -> None:
-        """Remove a tag of the run. Raises TagNotFound."""
-        self._parts.catalog.untag(self._run, name)
-
-    def delete(self, step: Ref) -> None:
-        """Delete a commit. `restore` takes it back until gc's grace is over. Raises StepProtected when it is tagged."""
-        self._parts.catalog.delete([self._find(step)])
-
-    def restore(self, step: int) -> CommitRecord:
-        """Take back the last deletion of a step of the run. Raises StepNotFound when nothing is left of it."""
-        return self._parts.catalog.restore(self._run, address.check_step(step))
 
     # reading
 
@@ -239,10 +249,15 @@ class Store(Keeping):
         strict: bool = True,
         skip_damaged: bool = False,
         allow_pickle: bool = False,
+        process_group: Group | None = None,
         memory_budget_bytes: int = DEFAULT_BUDGET,
         progress: ProgressCallback | None = None,
     ) -> Any:
         """The state of a commit, bit-exact: as new nested state with tensors on the CPU, or into live objects.
+
+        Every process of a group checks out what it likes; none waits for another. DTensors in `into` are filled with
+        their parts, whatever parts those had who committed. Without `into`, tensors come whole, and what ranks had
+        each for itself beneath the ranks' numbers.
 
         Args:
             step: the commit.
@@ -256,6 +271,8 @@ class Store(Keeping):
                 commit's state whole, whatever theirs is.
             skip_damaged: leave out leaves whose bytes are damaged or missing, and warn of them; not with `into`.
             allow_pickle: load leaves that were stored as pickles. A pickle can run any code.
+            process_group: with `into`, the ranks among which this process gets what its rank had for itself; by default
+                those of torch.distributed's default group, if it is initialised.
             memory_budget_bytes: what reading may hold beside the state itself.
             progress: called with (stage, bytes done, bytes in all).
 
@@ -271,6 +288,7 @@ class Store(Keeping):
                 partly loaded then.
         """
         from ckptstore.operations.checkout import checkout
+        from ckptstore.operations.ranks import seat
         from ckptstore.operations.restore import restore
 
         view = self._views.of(self._find(step))
@@ -282,7 +300,7 @@ class Store(Keeping):
         if skip_damaged:
             raise InvalidArgument("skip_damaged with into: live objects are not filled in part; choose by paths=")
         self._background.settle()
-        restore(self._parts, view, into, globs, strict=strict, **options)
+        restore(self._parts, view, into, globs, seat=seat(process_group), strict=strict, **options)
         return into
 
     def read(
@@ -371,9 +389,6 @@ class Store(Keeping):
         from ckptstore.operations.numbers import with_numbers
 
         return with_numbers(self._parts, diff, memory_budget_bytes, progress)
-
-    def _find(self, ref: Ref) -> CommitRecord:
-        return address.resolve(self._parts.catalog, self._run, ref)
 
     def _draft(
         self, step: int, metadata: Mapping[str, Any] | None, parent: Ref | None, run: str | None

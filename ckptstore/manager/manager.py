@@ -91,7 +91,7 @@ class CheckpointManager:
         check_terms(keep, grace)
         self._store, self._keep, self._grace = store, keep, grace
         self._background, self._allow_pickle = async_, allow_pickle
-        self._ranks = Ranks(process_group)
+        self._ranks, self._group = Ranks(process_group), process_group
         self._upkeep = Upkeep(self._drop)
         self._flight: CommitHandle | None = None
         self._last = store.latest() if self._ranks.leads else None
@@ -203,7 +203,9 @@ class CheckpointManager:
         chosen = self._ranks.from_first(self._store.latest) if step is None else step
         if chosen is None:
             raise StepNotFound(f"run {self._store.run!r} of {self._store.url} has no step yet: ask latest_step() first")
-        return self._store.checkout(chosen, into=into, strict=strict, allow_pickle=self._allow_pickle)
+        return self._store.checkout(
+            chosen, into=into, strict=strict, process_group=self._group, allow_pickle=self._allow_pickle
+        )
 
     # inside
 
@@ -230,7 +232,7 @@ class CheckpointManager:
             handle = self._flight = self._store.commit_async(state, **options)
             self._tidy(lambda: handle.exception() is None)
         else:
-            self._store.commit(state, **options)
+            self._store.commit(state, process_group=self._group, **options)
             if not decision.preempted:  # there may be seconds left to live, and the next run drops as well
                 self._tidy(lambda: True)
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec.structs import replace
 
 from ckptstore.errors import StateMismatch
 from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry
 from ckptstore.operations.paths import chosen
 from ckptstore.state import composites
-from ckptstore.state.paths import split
+from ckptstore.state.dtypes import torch_dtype
+from ckptstore.state.paths import join, segment, split
+from ckptstore.state.shards import is_sharded
 from ckptstore.state.stateful import StateDict
 from ckptstore.state.tensors import Array, TensorLeaf, byte_range, check_fits, is_plain_memory, same_place, share_memory
 from ckptstore.state.tree import Flat, find_stateful, flatten
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _EXTRA_STATE = object()
 """Stands for the owner of what a module's `get_extra_state` gave."""
@@ -65,9 +71,15 @@ class Fitting:
             if not isinstance(leaf, TensorLeaf) or not isinstance(entry, TensorEntry):
                 continue
             is_part = path.rpartition("/")[0] in self.rebuilt
-            if not is_part and path not in self._torn and check_fits(path, entry, leaf.tensor) is None:
+            if not is_part and path not in self._torn and self._misfit(path, entry, leaf) is None:
                 fitting[path] = leaf.tensor
         return fitting
+
+    @cached_property
+    def sharded(self) -> dict[str, DTensor]:
+        """Those of which this process has a part; so too, made here, what optimizers lack of sharded parameters."""
+        live = {path: tensor for path, tensor in self._flat.sharded.items() if path in self.targets}
+        return live | dict(self._lacked())
 
     @cached_property
     def rebuilt(self) -> frozenset[str]:
@@ -124,13 +136,40 @@ class Fitting:
     def _must_fit(self, path: str) -> bool:
         return not self._is_free(path) or isinstance(self._owners[self._root(path)], torch.optim.Optimizer)
 
+    def _lacked(self) -> Iterator[tuple[str, DTensor]]:
+        for root, owner in self._owners.items():
+            if isinstance(owner, torch.optim.Optimizer) and self._is_free(root):
+                for number, parameter in enumerate(one for group in owner.param_groups for one in group["params"]):
+                    if is_sharded(parameter):
+                        yield from self._lacked_of(parameter, f"{root}/state/{number}")
+
+    def _lacked_of(self, parameter: DTensor, root: str) -> Iterator[tuple[str, DTensor]]:
+        state = self._manifest.containers.get(root, Container("dict"))
+        for path in (join(root, segment(key)) for key in state.keys):
+            entry = self.wanted.get(path)
+            if path in self._flat.leaves or not isinstance(entry, TensorEntry):
+                continue
+            if entry.shape == tuple(parameter.shape):
+                made = torch.empty_like(parameter, dtype=torch_dtype(entry.dtype), requires_grad=False)
+                assert is_sharded(made)
+                yield path, made
+
+    def _misfit(self, path: str, entry: TensorEntry, leaf: TensorLeaf) -> str | None:
+        """What keeps the array from taking the entry's bytes, or its part of them."""
+        whole = self._flat.sharded.get(path)
+        if whole is None:
+            return check_fits(path, entry, leaf.tensor)
+        if entry.shape != tuple(whole.shape):
+            return f"{path}: shape {list(entry.shape)} in the commit, {list(whole.shape)} in the target"
+        return check_fits(path, replace(entry, shape=leaf.shape, order=None), leaf.tensor)
+
     def _other_forms(self) -> Iterator[str]:
         for path, wanted in self.wanted.items():
             leaf = self._flat.leaves.get(path)
             if leaf is None or not self._must_fit(path) or path.rpartition("/")[0] in self.rebuilt:
                 continue
             if isinstance(leaf, TensorLeaf) and isinstance(wanted, TensorEntry):
-                misfit = check_fits(path, wanted, leaf.tensor)
+                misfit = self._misfit(path, wanted, leaf)
                 if misfit is not None:
                     yield misfit
             elif self._is_free(path):

@@ -52,7 +52,7 @@ class Gathering:
             InvalidArgument: ranks disagree on store, run or step.
             StateError: their shards do not make whole tensors.
         """
-        _check_same(openings)
+        check_same(openings)
         version.check_features(self._chunks.config.requires_write, "write to", self._chunks.storage.url)
         deals = deal([opening.shards for opening in openings], self._chunks.config.chunk_bytes)
         self._draft = self._make_draft()
@@ -148,7 +148,8 @@ def _batches(digests: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     return (digests[at : at + _MOST_ASKED] for at in range(0, len(digests), _MOST_ASKED))
 
 
-def _check_same(openings: Sequence[Opening]) -> None:
+def check_same(openings: Sequence[Opening]) -> None:
+    """Raises InvalidArgument when ranks are not about to save to one place."""
     first = openings[0]
     for rank, opening in enumerate(openings):
         for what in ("store", "run", "step"):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import torch
 
 from ckptstore.chunkstore import ChunkStore, Fetch
 from ckptstore.chunkstore.grouping import Advance, ignore
@@ -17,6 +18,7 @@ from ckptstore.errors import BudgetTooSmall, CorruptData, StateError
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
+from ckptstore.state.shards import Region
 from ckptstore.state.tensors import Array, allocate, finish, mark_changed, writable_bytes
 from ckptstore.state.uploads import Uploads, lane_of_array
 from ckptstore.state.values import decode
@@ -40,12 +42,14 @@ def load_arrays(
     targets: Mapping[str, Array],
     *,
     same: Iterable[tuple[str, ...]],
+    regions: Mapping[str, Sequence[Region]] | None = None,
     budget: int,
     advance: Advance = ignore,
 ) -> dict[str, object]:
     """Every array among the entries: in its target where there is one, newly made otherwise.
 
-    Paths in one group of `same` come back as one array: the first one's.
+    A target that has `regions` is a part of an array, and takes these alone. Paths in one group of `same` come back as
+    one array: the first one's.
     """
     wanted = {path: entry for path, entry in entries.items() if isinstance(entry, TensorEntry)}
     first = {path: group[0] for group in _present(same, wanted) for path in group[1:] if path not in targets}
@@ -54,7 +58,8 @@ def load_arrays(
         for path, entry in wanted.items()
         if path not in first
     }
-    jobs = [Filling(wanted[path], array, everything(wanted[path].shape), path) for path, array in arrays.items()]
+    parts = regions or {}
+    jobs = [job for path, array in arrays.items() for job in _fillings(wanted[path], array, parts.get(path), path)]
     fill(chunks, jobs, budget=budget, advance=advance)
     made = {path: array if path in targets else finish(array, wanted[path]) for path, array in arrays.items()}
     return {path: made[first.get(path, path)] for path in wanted}
@@ -67,6 +72,14 @@ class Filling(NamedTuple):
     target: Array
     selection: Selection
     label: str
+
+
+def _fillings(entry: TensorEntry, array: Array, regions: Sequence[Region] | None, path: str) -> Iterator[Filling]:
+    if regions is None:
+        yield Filling(entry, array, everything(entry.shape), path)
+    for region in regions or ():
+        assert isinstance(array, torch.Tensor)
+        yield Filling(entry, region.of(array), region.selection, path)
 
 
 def fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: Advance = ignore) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from ckptstore.chunkstore import Piece
@@ -17,7 +18,7 @@ from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry
 from ckptstore.operations.shares import Shard, volume
 from ckptstore.state.composites import is_dense
 from ckptstore.state.dtypes import dtype_name, number_form
-from ckptstore.state.tensors import chunk_bytes
+from ckptstore.state.tensors import Array, chunk_bytes
 
 
 class Unit(NamedTuple):
@@ -44,9 +45,9 @@ class Part:
     """A shard of a tensor, and how to get at its elements, which is asked for once."""
 
     shard: Shard
-    dtype: torch.dtype
-    resolve: Callable[[], torch.Tensor]
-    _array: torch.Tensor | None = field(default=None, init=False)
+    dtype: torch.dtype | np.dtype[Any]
+    resolve: Callable[[], Array]
+    _array: Array | None = field(default=None, init=False)
 
     @property
     def is_inline(self) -> bool:
@@ -69,17 +70,18 @@ class Part:
     def entry(self, grid: Grid) -> TensorEntry:
         """Of the whole tensor, as yet without chunks."""
         shape, itemsize = self.shard.shape, self.shard.itemsize
-        return TensorEntry("torch", dtype_name(self.dtype), itemsize, shape, grid.chunk_shape)
+        library: Literal["torch", "numpy"] = "torch" if isinstance(self.dtype, torch.dtype) else "numpy"
+        return TensorEntry(library, dtype_name(self.dtype), itemsize, shape, grid.chunk_shape)
 
     def _piece(self, start: Index, stop: Index) -> Piece:
         return Piece(self.box(start, stop), copied=True, form=number_form(self.dtype))
 
-    def _elements(self) -> torch.Tensor:
+    def _elements(self) -> Array:
         """Raises StateError when they are not what was planned."""
         if self._array is None:
-            found, path = self.resolve().detach(), self.shard.path
+            found, path = self.resolve(), self.shard.path
             shape = tuple(high - low for low, high in zip(self.shard.start, self.shard.stop, strict=True))
-            if not is_dense(found):
+            if isinstance(found, torch.Tensor) and not is_dense(found):
                 raise UnsupportedLeaf(path, f"a tensor of layout {found.layout}", "save its dense parts")
             if tuple(found.shape) != shape or found.dtype != self.dtype:
                 planned = f"{self.dtype} of shape {list(shape)}"

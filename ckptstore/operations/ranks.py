@@ -6,18 +6,38 @@ ranks call the same methods in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ckptstore.errors import RankFailed
+from ckptstore.errors import InvalidArgument, RankFailed
+
+Group = dist.ProcessGroup
 
 T = TypeVar("T")
 A = TypeVar("A")
 
 _COORDINATOR = 0
+
+
+class Seat(NamedTuple):
+    """A rank of so many."""
+
+    rank: int
+    of: int
+
+
+def seat(group: dist.ProcessGroup | None) -> Seat:
+    """Which of how many ranks this process is. Raises InvalidArgument when it is none of the group."""
+    if not dist.is_available() or not dist.is_initialized():
+        return Seat(0, 1)
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise InvalidArgument("this process is not in the process group: call this on its ranks only")
+    return Seat(rank, dist.get_world_size(group))
 
 
 class Ranks:
@@ -74,8 +94,9 @@ class Ranks:
         got = {rank: torch.empty(size, dtype=torch.uint8, device=device) for rank, size in expected.items()}
         wishes = [self._operation(dist.isend, data.to(device), rank) for rank, data in sorted(sent.items())]
         wishes += [self._operation(dist.irecv, data, rank) for rank, data in sorted(got.items())]
-        for work in dist.batch_isend_irecv(wishes) if wishes else ():
-            work.wait()
+        with _hearing():
+            for work in dist.batch_isend_irecv(wishes) if wishes else ():
+                work.wait()
         return {rank: data.cpu() for rank, data in got.items()}
 
     def _attempt(self, act: Callable[[], T]) -> T | None:
@@ -106,15 +127,26 @@ class Ranks:
         if self.count == 1:
             return [told]
         everything = [None] * self.count if self.is_coordinator else None
-        dist.gather_object(told, everything, group=self._group, group_dst=_COORDINATOR)
+        with _hearing():
+            dist.gather_object(told, everything, group=self._group, group_dst=_COORDINATOR)
         return everything or []
 
     def _scatter(self, answers: Sequence[Any]) -> Any:
         if self.count == 1:
             return answers[0]
         given: list[Any] = [None]
-        dist.scatter_object_list(given, list(answers) or None, group=self._group, group_src=_COORDINATOR)
+        with _hearing():
+            dist.scatter_object_list(given, list(answers) or None, group=self._group, group_src=_COORDINATOR)
         return given[0]
+
+
+@contextmanager
+def _hearing() -> Iterator[None]:
+    """Raises RankFailed when a rank is gone, or silent for longer than the group waits."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankFailed(f"a rank of the process group is gone: start all again ({error})") from error
 
 
 def _reason(failure: BaseException | None) -> str | None:

@@ -19,10 +19,13 @@ from ckptstore.format.manifest import Manifest
 from ckptstore.operations.fitting import Fitting
 from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.paths import require_matches
+from ckptstore.operations.ranks import Seat
+from ckptstore.operations.seats import seen_from
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.composites import is_dense
 from ckptstore.state.containers import assign_children, open_container, require_classes
 from ckptstore.state.paths import join, segment
+from ckptstore.state.shards import is_sharded, part_of, regions_of
 from ckptstore.state.stateful import RNGState
 from ckptstore.state.tensors import identity
 from ckptstore.state.tree import is_stateful, unflatten
@@ -34,6 +37,7 @@ def restore(
     into: Mapping[str, Any],
     globs: Sequence[str] | None,
     *,
+    seat: Seat,
     strict: bool,
     allow_pickle: bool,
     budget: int,
@@ -44,7 +48,7 @@ def restore(
         raise InvalidArgument(
             f"the app state to fill is a {type(into).__name__}: give a dict, whose plain values are replaced"
         )
-    manifest = view.manifest
+    manifest = seen_from(view.manifest, seat, set(map(segment, into)), globs, strict=strict)
     if globs is not None:
         require_matches([*manifest.entries, *manifest.containers], globs, view.name)
     fitting = Fitting(manifest, into, globs, strict=strict)
@@ -61,8 +65,12 @@ def _fill(chunks: ChunkStore, manifest: Manifest, fitting: Fitting, budget: int,
     """Every wanted array, loaded; what is one memory in the target is filled once."""
     repeated = {path: group[0] for group in fitting.ties() for path in group[1:]}
     entries = {path: entry for path, entry in fitting.wanted.items() if path not in repeated}
-    arrays = load_arrays(chunks, entries, fitting.targets, same=manifest.aliases, budget=budget, advance=advance)
-    return arrays | {path: arrays[first] for path, first in repeated.items()}
+    regions = {path: regions_of(tensor, path) for path, tensor in fitting.sharded.items()}
+    targets = fitting.targets | {path: part_of(tensor) for path, tensor in fitting.sharded.items()}
+    arrays = load_arrays(
+        chunks, entries, targets, same=manifest.aliases, regions=regions, budget=budget, advance=advance
+    )
+    return arrays | {path: arrays[first] for path, first in repeated.items()} | fitting.sharded
 
 
 @dataclass(slots=True)
@@ -152,6 +160,8 @@ def _put_own_tensors(module: torch.nn.Module, state: dict[str, Any]) -> None:
 
 
 def _is_filled(own: torch.Tensor, value: torch.Tensor) -> bool:
+    if is_sharded(own) or is_sharded(value):
+        return is_sharded(own) and is_sharded(value) and identity(part_of(own)) == identity(part_of(value))
     return is_dense(own) and is_dense(value) and own.device == value.device and identity(own.data) == identity(value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,8 +24,12 @@ from ckptstore.state.containers import build_container, open_container
 from ckptstore.state.dtypes import dtype_name
 from ckptstore.state.paths import segment, selector
 from ckptstore.state.pieces import PiecedLeaf, PiecedTensor
+from ckptstore.state.shards import is_sharded, part_of
 from ckptstore.state.tensors import TensorLeaf, identity, is_backed, pointer
 from ckptstore.state.values import decode, encode, is_plain, type_name
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _MOST_NESTED = 128
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -40,12 +44,14 @@ class Flat:
         containers: path → inner node; "" is the root.
         aliases: groups of paths that show the same memory in the same way.
         stateful: path → object whose state_dict stands there.
+        sharded: path → DTensor; its leaf is the part that this process has.
     """
 
     leaves: dict[str, TensorLeaf | Value]
     containers: dict[str, Container]
     aliases: tuple[tuple[str, ...], ...]
     stateful: dict[str, object]
+    sharded: dict[str, DTensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +71,7 @@ def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False) -> F
     """
     walk = _Walk(allow_pickle)
     walk.enter(_checked(app_state), "")
-    return Flat(walk.leaves, walk.containers, walk.aliases(), walk.stateful)
+    return Flat(walk.leaves, walk.containers, walk.aliases(), walk.stateful, walk.sharded)
 
 
 def find_stateful(app_state: Mapping[str, object]) -> dict[str, Any]:
@@ -126,6 +132,7 @@ class _Walk:
     leaves: dict[str, TensorLeaf | Value] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
     stateful: dict[str, object] = field(default_factory=dict)
+    sharded: dict[str, DTensor] = field(default_factory=dict)
     _at_pointer: dict[int, list[str]] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
 
@@ -139,6 +146,9 @@ class _Walk:
             self.leaves[path] = PiecedLeaf(value.form, value)
         elif is_plain(value):
             self.leaves[path] = encode(value, path)
+        elif is_sharded(value):
+            self.sharded[path] = value
+            self._tensor(part_of(value), path)
         else:
             self._inner(value, path)
 

@@ -97,7 +97,8 @@ NAMES = [
 
 SIGNATURES = {
     "close": "(self) -> None",
-    "commit": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False, progress=None)",
+    "commit": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False, "
+    "process_group=None, progress=None)",
     "commit_async": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False, "
     "just_in_time=True, when_busy='wait')",
     "tag": "(self, name, step)",
@@ -105,7 +106,7 @@ SIGNATURES = {
     "delete": "(self, step)",
     "restore": "(self, step)",
     "checkout": "(self, step='latest', *, into=None, paths=None, strict=True, skip_damaged=False, allow_pickle=False, "
-    "memory_budget_bytes=134217728, progress=None)",
+    "process_group=None, memory_budget_bytes=134217728, progress=None)",
     "read": "(self, step, path, *, index=..., out=None, allow_pickle=False, memory_budget_bytes=134217728)",
     "manifest": "(self, step='latest')",
     "steps": "(self)",

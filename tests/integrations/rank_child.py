@@ -297,4 +297,7 @@ def serve(folder, rank, count):
 
 
 if __name__ == "__main__":
+    from tests.integrations.together_tasks import MORE_TASKS
+
+    TASKS |= MORE_TASKS
     serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

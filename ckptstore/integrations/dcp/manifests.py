@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 import torch
@@ -16,10 +15,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ckptstore.errors import StateError
-from ckptstore.format.grid import Grid, default_chunk_shape
-from ckptstore.format.manifest import INLINE_TENSOR, Entry, Manifest, TensorEntry, ValueEntry
+from ckptstore.format.grid import default_chunk_shape
+from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.integrations.dcp.names import Keys, containers_of, flat_names, logical_path
 from ckptstore.operations.reports import Report
+from ckptstore.operations.written import tensor_entry, value_entry
 from ckptstore.state.dtypes import dtype_name, torch_dtype
 
 
@@ -38,9 +38,9 @@ def manifest_of(metadata: Metadata, written: Report, chunk_bytes: int) -> Manife
     for name, path in ((name, logical_path(keys[name])) for name in keys):
         form = planned[name]
         if isinstance(form, TensorStorageMetadata):
-            entries[path] = _tensor_entry(name, form, written, chunk_bytes)
+            entries[path] = tensor_entry(name, _form(form, chunk_bytes), written)
         else:
-            entries[path] = _value_entry(name, written, chunk_bytes)
+            entries[path] = value_entry(name, written, chunk_bytes)
     return Manifest(entries, containers_of(keys.values()))
 
 
@@ -63,34 +63,16 @@ def _all_keys(metadata: Metadata) -> dict[str, Keys]:
     return keys | {name: (name,) for name in metadata.state_dict_metadata if name not in keys}
 
 
-def _tensor_entry(name: str, form: TensorStorageMetadata, written: Report, chunk_bytes: int) -> TensorEntry:
-    shape, itemsize = tuple(form.size), form.properties.dtype.itemsize
-    grid = Grid(shape, default_chunk_shape(shape, itemsize, chunk_bytes))
-    nbytes = prod(shape) * itemsize
-    inline = written.inline.get(name, b"")
-    held = {} if nbytes <= INLINE_TENSOR else written.chunks.get(name, {})
-    if len(held) != (0 if nbytes <= INLINE_TENSOR else len(grid)) or len(inline) != nbytes * (nbytes <= INLINE_TENSOR):
-        raise StateError(f"{name!r}: it was planned, but no rank wrote all of it")
+def _form(form: TensorStorageMetadata, chunk_bytes: int) -> TensorEntry:
+    shape, dtype = tuple(form.size), form.properties.dtype
     return TensorEntry(
         library="torch",
-        dtype=dtype_name(form.properties.dtype),
-        itemsize=itemsize,
+        dtype=dtype_name(dtype),
+        itemsize=dtype.itemsize,
         shape=shape,
-        chunk_shape=grid.chunk_shape,
-        chunks=b"".join(held[number] for number in range(len(held))),
-        inline=inline,
+        chunk_shape=default_chunk_shape(shape, dtype.itemsize, chunk_bytes),
         requires_grad=form.properties.requires_grad,
     )
-
-
-def _value_entry(name: str, written: Report, chunk_bytes: int) -> ValueEntry:
-    if name not in written.values:
-        raise StateError(f"{name!r}: it was planned, but no rank wrote it")
-    value, size = written.values[name]
-    if not size:
-        return ValueEntry(value)
-    held = written.chunks[name]
-    return ValueEntry(None, size, chunk_bytes, b"".join(held[number] for number in range(len(held))))
 
 
 def _storage_metadata(entry: Entry) -> TensorStorageMetadata | BytesStorageMetadata:

@@ -1,0 +1,143 @@
+"""What a rank has of a state that several ranks commit together, and how it tells the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.format.grid import default_chunk_shape
+from ckptstore.format.manifest import Container, TensorEntry, Value
+from ckptstore.operations.parts import Part
+from ckptstore.operations.shares import Shard
+from ckptstore.state.device_leaf import DeviceLeaf
+from ckptstore.state.paths import join
+from ckptstore.state.shards import Region, is_keeper, regions_of
+from ckptstore.state.tensors import Array, TensorLeaf
+from ckptstore.state.tree import Flat
+
+
+class Leaf(NamedTuple):
+    """A leaf: the entry it will have, as yet without content, None for a plain value; and its content's digest.
+
+    One that is sharded has no digest, and the form of the whole tensor.
+    """
+
+    form: TensorEntry | None
+    size: int
+    digest: bytes
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks have parts of it."""
+        return not self.digest
+
+
+class Outline(NamedTuple):
+    """A rank's state without its content, see `Flat`."""
+
+    leaves: Mapping[str, Leaf]
+    containers: Mapping[str, Container]
+    aliases: tuple[tuple[str, ...], ...]
+
+
+class Assignment(NamedTuple):
+    """What a rank is to write beside its shards: its leaves at or beneath `own` for itself, `common` ones for all."""
+
+    own: frozenset[str]
+    common: frozenset[str]
+
+
+class RankState:
+    """The state of a rank, made by `flatten` when it is asked for its outline."""
+
+    def __init__(self, chunks: ChunkStore, rank: int, flatten: Callable[[], Flat]) -> None:
+        self._chunks, self._rank, self._flatten = chunks, rank, flatten
+        self._flat = Flat({}, {}, (), {})
+        self._regions: dict[str, list[Region]] = {}
+
+    def outline(self) -> Outline:
+        """Raises what `flatten` raises, and StateError and UnsupportedLeaf for a DTensor."""
+        self._flat = self._flatten()
+        self._regions = {path: regions_of(tensor, path) for path, tensor in self._flat.sharded.items()}
+        leaves = {path: self._leaf(path, leaf) for path, leaf in self._flat.leaves.items()}
+        return Outline(leaves, self._flat.containers, self._flat.aliases)
+
+    def parts(self, assigned: Assignment) -> list[Part]:
+        """Its parts of tensors, by the paths that they will have."""
+        return [*self._shards(), *self._tensors(assigned)]
+
+    def values(self, assigned: Assignment) -> dict[str, Value]:
+        """Plain values, likewise."""
+        plain = ((path, leaf) for path, leaf in self._flat.leaves.items() if not isinstance(leaf, TensorLeaf))
+        return {place: leaf for path, leaf in plain if (place := self._place(path, assigned)) is not None}
+
+    def _leaf(self, path: str, leaf: TensorLeaf | Value) -> Leaf:
+        if not isinstance(leaf, TensorLeaf):
+            content = msgspec.msgpack.encode(leaf)
+            return Leaf(None, len(content), self._chunks.digest.compute(content))
+        whole = self._flat.sharded.get(path)
+        shape = leaf.shape if whole is None else tuple(whole.shape)
+        form = TensorEntry(
+            library=leaf.library,
+            dtype=leaf.dtype,
+            itemsize=leaf.itemsize,
+            shape=shape,
+            chunk_shape=default_chunk_shape(shape, leaf.itemsize, self._chunks.config.chunk_bytes),
+            order=leaf.order,
+            requires_grad=leaf.requires_grad,
+            parameter=leaf.parameter,
+        )
+        if whole is None:
+            return Leaf(form, leaf.nbytes, self._chunks.digest.compute(leaf.row_major()))
+        tracked = replace(
+            form, order=None, requires_grad=whole.requires_grad, parameter=isinstance(whole, torch.nn.Parameter)
+        )
+        return Leaf(tracked, leaf.nbytes, b"")
+
+    def _shards(self) -> Iterator[Part]:
+        for path, whole in self._flat.sharded.items():
+            leaf = self._flat.leaves[path]
+            for region in self._regions[path] if is_keeper(whole, path) else ():
+                shard = Shard(path, leaf.itemsize, tuple(whole.shape), region.start, region.stop)
+                yield Part(shard, whole.dtype, partial(_piece, region, leaf))
+
+    def _tensors(self, assigned: Assignment) -> Iterator[Part]:
+        for path, leaf in self._flat.leaves.items():
+            place = self._place(path, assigned)
+            if isinstance(leaf, TensorLeaf) and path not in self._flat.sharded and place is not None:
+                shard = Shard(place, leaf.itemsize, leaf.shape, (0,) * len(leaf.shape), leaf.shape)
+                yield Part(shard, leaf.tensor.dtype, partial(_array, leaf))
+
+    def _place(self, path: str, assigned: Assignment) -> str | None:
+        """Where this rank is to write a leaf, if it is."""
+        if is_within(path, assigned.own):
+            return join(str(self._rank), path)
+        return path if path in assigned.common else None
+
+
+def is_within(path: str, roots: frozenset[str]) -> bool:
+    """Whether it is one of these paths, or beneath one."""
+    while path and path not in roots:
+        path = path.rpartition("/")[0]
+    return bool(path)
+
+
+def _piece(region: Region, leaf: TensorLeaf) -> Array:
+    array = _array(leaf)
+    assert isinstance(array, torch.Tensor)
+    return region.of(array)
+
+
+def _array(leaf: TensorLeaf) -> Array:
+    """Its array, or a copy in memory of the host where it is set apart on a device."""
+    if not isinstance(leaf, DeviceLeaf):
+        return leaf.tensor
+    content = torch.from_numpy(np.frombuffer(leaf.row_major(), np.uint8))
+    return content.view(leaf.tensor.dtype).view(leaf.shape)

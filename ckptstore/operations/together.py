@@ -1,0 +1,67 @@
+"""One commit of the states that several ranks have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+from ckptstore.catalog.base import CommitRecord
+from ckptstore.chunkstore import ChunkStore
+from ckptstore.operations.address import check_name, check_step
+from ckptstore.operations.gathering import Gathering, check_same
+from ckptstore.operations.history import Draft
+from ckptstore.operations.merging import Merging
+from ckptstore.operations.outlines import Assignment, Outline, RankState
+from ckptstore.operations.ranks import Ranks
+from ckptstore.operations.reports import Opening
+from ckptstore.operations.share import Held, write_share
+from ckptstore.state.tree import Flat
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a rank is asked to commit.
+
+    Attributes:
+        run, step: the address, which is checked here; the same on all ranks.
+        flatten: gives its state.
+        draft: called by the coordinator alone.
+    """
+
+    run: object
+    step: object
+    flatten: Callable[[], Flat]
+    draft: Callable[[], Draft]
+
+
+def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish) -> CommitRecord:
+    """Store what is new of all states and make one commit of them exist; called by all ranks.
+
+    Raises as `commit.commit` does, or RankFailed for what another rank raised.
+    """
+    merging, state = Merging(), RankState(chunks, ranks.rank, wish.flatten)
+
+    def tell() -> tuple[Opening, Outline]:
+        run, step = check_name("run", wish.run), check_step(wish.step)
+        return Opening(chunks.config.id, run, step, (), 0), state.outline()
+
+    def assign(told: list[tuple[Opening, Outline]]) -> list[tuple[Opening, Assignment]]:
+        openings = [opening for opening, _ in told]
+        check_same(openings)
+        return list(zip(openings, merging.assign([outline for _, outline in told]), strict=True))
+
+    place, assigned = ranks.agree(tell, assign)
+    gathering = Gathering(chunks, wish.draft) if ranks.is_coordinator else None
+    parts = state.parts(assigned)
+    names = {part.shard.path: part.shard.path for part in parts}
+    held = Held(lambda: chunks, place.run, place.step, parts, partial(state.values, assigned), names)
+    with gathering or nullcontext():
+        report = write_share(ranks, gathering, held)
+
+    def publish(told: list[bytes]) -> list[CommitRecord]:
+        assert gathering is not None
+        return [gathering.publish(told, merging.manifest)] * ranks.count
+
+    return ranks.agree(report.encode, publish)

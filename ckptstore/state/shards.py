@@ -1,0 +1,109 @@
+"""Tensors of which each process of a mesh has a part: torch's DTensors."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise, product
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import torch
+
+from ckptstore.errors import StateError, UnsupportedLeaf
+from ckptstore.format.grid import Index
+from ckptstore.format.selection import Selection
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+class Region(NamedTuple):
+    """A box of a whole tensor, and where it begins in the part that a process has."""
+
+    start: Index
+    stop: Index
+    local: Index
+
+    @property
+    def selection(self) -> Selection:
+        """Of the whole tensor."""
+        return Selection(tuple(map(range, self.start, self.stop)), frozenset())
+
+    def of(self, part: torch.Tensor) -> torch.Tensor:
+        """Its elements, as a view."""
+        extents = [high - low for low, high in zip(self.start, self.stop, strict=True)]
+        return part[tuple(slice(at, at + extent) for at, extent in zip(self.local, extents, strict=True))]
+
+
+def is_sharded(value: object) -> TypeGuard[DTensor]:
+    """Whether it is a DTensor; nothing is imported to find out."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def part_of(tensor: DTensor) -> torch.Tensor:
+    """What this process has of it: the memory itself, which autograd does not track."""
+    return tensor._local_tensor.detach()  # noqa: SLF001 - to_local() copies what is still on its way, and tracks it
+
+
+def regions_of(tensor: DTensor, path: str) -> list[Region]:
+    """Where that lies in the whole tensor; several regions where shards are strided, none where there is none.
+
+    Raises:
+        UnsupportedLeaf: sums that are not added up yet.
+        StateError: the part has another shape than its placements say.
+    """
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise UnsupportedLeaf(path, "a DTensor that is Partial", "redistribute it first")
+    coordinate = tensor.device_mesh.get_coordinate()
+    part = part_of(tensor)
+    if coordinate is None:
+        return []
+    held = [_held(tensor, dim, coordinate) for dim in range(tensor.ndim)]
+    extents = [len(places) for places in held]
+    if list(part.shape) != extents:
+        told = f"this process has {list(part.shape)} of it, where {extents} go by its placements"
+        raise StateError(f"{path!r}, a DTensor of shape {list(tensor.shape)}: {told}")
+    boxes = product(*map(_runs, held))
+    return [Region(*_transposed(box)) for box in boxes] if prod(part.shape) else []
+
+
+def is_keeper(tensor: DTensor, path: str) -> bool:
+    """Whether this process is the one, of those that have the same part, that stores it; they take turns by path."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    turn = zlib.crc32(path.encode())
+    return coordinate is not None and all(
+        not placement.is_replicate() or at == turn % tensor.device_mesh.size(dim)
+        for dim, (placement, at) in enumerate(zip(tensor.placements, coordinate, strict=True))
+    )
+
+
+def _held(tensor: DTensor, dim: int, coordinate: Sequence[int]) -> torch.Tensor:
+    """The places along a dim that this process has, found as DTensor itself splits tensors."""
+    places = torch.arange(tensor.shape[dim])
+    for mesh_dim, placement in enumerate(tensor.placements):
+        if getattr(placement, "dim", None) == dim:
+            kind: Any = type(placement)
+            along = kind(0, **_strides(placement))
+            places = along._split_tensor(places, tensor.device_mesh.size(mesh_dim), with_padding=False)[0][  # noqa: SLF001 - torch tells it nowhere else
+                coordinate[mesh_dim]
+            ]
+    return places
+
+
+def _strides(placement: Any) -> dict[str, int]:
+    return {"split_factor": placement.split_factor} if hasattr(placement, "split_factor") else {}
+
+
+def _runs(places: torch.Tensor) -> list[tuple[int, int, int]]:
+    """Start, stop and place of what lies side by side."""
+    cuts = ((places[1:] - places[:-1]) != 1).nonzero().flatten() + 1
+    borders = [0, *cuts.tolist(), len(places)]
+    return [(int(places[at]), int(places[end - 1]) + 1, at) for at, end in pairwise(borders) if at < end]
+
+
+def _transposed(box: Sequence[tuple[int, int, int]]) -> tuple[Index, Index, Index]:
+    start, stop, local = zip(*box, strict=True) if box else ((), (), ())
+    return start, stop, local

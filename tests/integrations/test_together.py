@@ -1,0 +1,116 @@
+"""Commits that several processes make together, and checkouts into what they have parts of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ckptstore
+from ckptstore.testing.audit import assert_nothing_leaked
+from tests.integrations.rank_child import tensors
+from tests.integrations.test_dcp_ranks import JOBS, assert_same
+from tests.integrations.together_tasks import own_state
+
+
+@pytest.mark.parametrize(("layout", "count"), JOBS)
+def test_every_layout_is_checked_out_into_every_other(crew, store, layout, count):
+    ids = crew.do("commit", count, place=store.url, step=7, layout=layout, seed=count)
+    assert set(ids) == {store.find(7).id}
+    for other, ranks in JOBS:
+        found = crew.do("check_out", ranks, place=store.url, step=7, layout=other, seed=count)
+        assert found == [[]] * ranks, (other, ranks)
+    assert_same(store.checkout(7)["model"], count)
+    alone = {"model": {name: torch.zeros_like(tensor) for name, tensor in tensors(count).items()}}
+    store.checkout(7, into=alone)
+    assert_same(alone["model"], count)
+    assert store.verify().problems == ()
+
+
+def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
+    for step, (layout, count) in enumerate(JOBS):
+        crew.do("commit", count, place=store.url, step=step, layout=layout, same=False)
+    first, *others = (store.find(step) for step in store.steps())
+    assert {commit.content for commit in others} == {first.content}
+    assert all(commit.new_bytes <= first.new_bytes / 10 for commit in others)
+    assert crew.do("commit", 4, place=store.url, step=0, layout="columns", same=False) == [first.id] * 4
+    answers = crew.tell("commit", 2, place=store.url, step=0, seed=1)
+    assert [answer["error"] for answer in answers] == ["StepExists", "RankFailed"]
+
+
+def test_ranks_have_values_of_their_own(crew, store):
+    found = crew.do("commit_own", 4, place=store.url, step=1)
+    assert found == [[3, 10 * rank, [1, rank]] for rank in range(4)]
+    state = store.checkout(1)
+    assert list(state) == ["common", "loader", "stages", 0, 1, 2, 3]
+    assert state["loader"] == {"epoch": 3}
+    assert sorted(state["stages"]) == [f"stage {rank}" for rank in range(4)]
+    assert state[2]["queue"] == [1, 2]
+    assert store.read(1, "3/loader/position") == 30
+    assert state["common"]["weight"].equal(own_state(0, 1)["common"]["weight"])
+    assert store.verify().problems == ()
+
+
+def test_what_ranks_have_of_their_own_needs_as_many_ranks(crew, store):
+    crew.do("commit_own", 4, place=store.url, step=1)
+    assert crew.do("check_out_own", 4, place=store.url, step=1) == [0, 10, 20, 30]
+    answers = crew.tell("check_out_own", 2, place=store.url, step=1)
+    assert [answer["error"] for answer in answers] == ["StateMismatch"] * 2
+    assert "loader/position: each of 4 ranks had its own, and there are 2 now" in answers[0]["told"]
+    assert crew.do("check_out_own", 2, place=store.url, step=1, strict=False) == [0, 10]
+
+
+def test_a_training_goes_on_with_another_count_of_ranks(crew, store, tmp_path):
+    other = str(tmp_path / "other")
+    wanted = crew.do("train", 1, place=other, start=0, stop=6)[0]
+    first = crew.do("train", 4, place=store.url, start=0, stop=2)
+    second = crew.do("train", 2, place=store.url, start=2, stop=4)
+    third = crew.do("train", 3, place=store.url, start=4, stop=6)
+    assert first[0] + second[0] + third[0] == pytest.approx(wanted, rel=1e-5)
+    with ckptstore.open(other) as alone:
+        assert sorted(store.manifest(6)) == sorted(alone.manifest(6))
+    assert store.checkout(6)["model"]["0.weight"].shape == (67, 40)
+
+
+@pytest.mark.parametrize("kind", ["shapes", "partial", "own", "unknown", "beside"])
+def test_states_that_are_none_together(crew, place, kind):
+    answers = crew.tell("commit_misfits", 2, place=place, kind=kind)
+    errors = [answer["error"] for answer in answers]
+    assert errors[0] != errors[1] or errors == ["UnsupportedLeaf"] * 2
+    assert set(errors) <= {"StateError", "UnsupportedLeaf", "RankFailed"}
+    assert all("'state/w" in answer["told"] for answer in answers)
+    with ckptstore.open(place) as store:
+        assert store.steps() == []
+    assert_nothing_leaked(place)
+
+
+def test_ranks_that_disagree(crew, place, tmp_path):
+    apart = crew.tell("commit_apart", 4, places=[place], steps=[1, 1, 2, 1])
+    assert [answer["error"] for answer in apart] == ["InvalidArgument", *["RankFailed"] * 3]
+    assert all("rank 0 saves to step 1, rank 2 to 2" in answer["told"] for answer in apart)
+    with ckptstore.open(tmp_path / "other"):
+        pass
+    apart = crew.tell("commit_apart", 2, places=[place, str(tmp_path / "other")], steps=[1])
+    assert [answer["error"] for answer in apart] == ["InvalidArgument", "RankFailed"]
+    apart = crew.tell("commit_apart", 2, places=[place], steps=[1, -1])
+    assert [answer["error"] for answer in apart] == ["RankFailed", "InvalidArgument"]
+    with ckptstore.open(place) as store:
+        assert store.steps() == []
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_fails(crew, store, who):
+    crew.do("commit", 2, place=store.url, step=1)
+    answers = crew.tell("commit_and_fail", 2, place=store.url, step=2, who=who, how="fail")
+    assert [answer["error"] for answer in answers] == ["OSError" if rank == who else "RankFailed" for rank in range(2)]
+    assert "the state is gone" in answers[1 - who]["told"]
+    crew.do("commit", 2, place=store.url, step=2, seed=2)
+    assert store.steps() == [1, 2]
+
+
+@pytest.mark.crash
+def test_a_rank_that_dies(doomed, store):
+    crew = doomed(2)
+    answers = crew.tell("commit_and_fail", 2, place=store.url, step=1, who=1, how="die")
+    assert answers[0]["error"] == "RankFailed" and "gone" in answers[0]["told"]
+    assert answers[1] is None
+    assert store.steps() == []

@@ -1,0 +1,148 @@
+"""What ranks do with a store themselves; see `rank_child`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial
+
+import ckptstore
+from tests.integrations.rank_child import as_tree, laid_out, local, tensors
+
+MORE_TASKS: dict[str, Callable[..., Any]] = {}
+
+
+def task(function):
+    MORE_TASKS[function.__name__] = function
+    return function
+
+
+@task
+def commit(group, place, step, layout="rows", seed=0, same=True, **options):
+    with ckptstore.open(place, **options) as store:
+        state = as_tree(laid_out(tensors(seed), layout, group), step if same else 0)
+        return store.commit(state, step=step, process_group=group, metadata={"by": dist.get_world_size(group)}).id
+
+
+@task
+def check_out(group, place, step, layout="rows", seed=0):
+    """Which tensors are not what they should be."""
+    wanted = laid_out(tensors(seed), layout, group)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors(seed).items()}
+    state = as_tree(laid_out(zeros, layout, group), -1)
+    with ckptstore.open(place) as store:
+        store.checkout(step, into=state, process_group=group)
+    assert state["step"] == step
+    return [name for name, tensor in wanted.items() if not local(state["model"][name]).equal(local(tensor))]
+
+
+def own_state(rank, step):
+    random = torch.Generator().manual_seed(rank)
+    return {
+        "common": {"lr": 0.1, "weight": torch.arange(3000.0) + step, "betas": [0.9, torch.ones(40)]},
+        "loader": {"epoch": 3, "position": 10 * rank, "seen": torch.randint(9, (2000,), generator=random)},
+        "queue": [1, rank],
+        "stages": {f"stage {rank}": torch.full((500,), float(rank))},
+    }
+
+
+@task
+def commit_own(group, place, step):
+    rank = dist.get_rank(group)
+    with ckptstore.open(place) as store:
+        store.commit(own_state(rank, step), step=step, process_group=group)
+        empty = own_state(rank, step)
+        empty["loader"] = {"epoch": 0, "position": -1, "seen": torch.zeros(2000, dtype=torch.int64)}
+        empty["queue"] = [0, 0]
+        store.checkout(step, into=empty, process_group=group, strict=False)
+    wanted = own_state(rank, step)
+    assert empty["loader"]["seen"].equal(wanted["loader"]["seen"])
+    return [empty["loader"]["epoch"], empty["loader"]["position"], empty["queue"]]
+
+
+@task
+def check_out_own(group, place, step, strict=True):
+    with ckptstore.open(place) as store:
+        state = {"loader": {"epoch": 0, "position": -1, "seen": torch.zeros(2000, dtype=torch.int64)}}
+        store.checkout(step, into=state, process_group=group, strict=strict)
+        return state["loader"]["position"]
+
+
+@task
+def train(group, place, start, stop):
+    """Train a sharded model from a step to another; the losses."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(40, 67), torch.nn.ReLU(), torch.nn.Linear(67, 3)]
+    model: Any = torch.nn.Sequential(*layers)
+    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    app_state = {"model": model, "optimizer": optimizer, "position": 0}
+    losses = []
+    with ckptstore.open(place) as store:
+        if start:
+            store.checkout(start, into=app_state, process_group=group)
+            assert app_state["position"] == start
+        for step in range(start, stop):
+            batch = torch.randn(16, 40, generator=torch.Generator().manual_seed(step))
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        app_state["position"] = stop
+        store.commit(app_state, step=stop, process_group=group)
+    return losses
+
+
+@task
+def commit_apart(group, places, steps):
+    rank = dist.get_rank(group)
+    with ckptstore.open(places[rank % len(places)]) as store:
+        store.commit({"x": torch.ones(3000)}, step=steps[rank % len(steps)], process_group=group)
+
+
+@task
+def commit_misfits(group, place, kind):
+    """Ranks whose states are no state together."""
+    rank = dist.get_rank(group)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    odd = {
+        "shapes": lambda: {"w": laid_out({"w": torch.ones(300 + rank, 4)}, "rows", group)["w"]},
+        "partial": lambda: {"w": DTensor.from_local(torch.ones(4), mesh, [Partial()])},
+        "own": lambda: {"w": [rank, laid_out({"w": torch.ones(300, 4)}, "rows", group)["w"]]},
+        "unknown": lambda: {"w": object() if rank == 1 else 0},
+        "beside": lambda: {"w": torch.ones(3) if rank else laid_out({"w": torch.ones(300)}, "rows", group)["w"]},
+    }[kind]()
+    with ckptstore.open(place) as store:
+        store.commit({"state": odd}, step=1, process_group=group)
+
+
+class Dying:
+    """Kills the process, or fails, where its state is asked for."""
+
+    def __init__(self, how):
+        self._how = how
+
+    def state_dict(self):
+        if self._how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError("the state is gone")
+
+    def load_state_dict(self, state_dict):
+        raise NotImplementedError
+
+
+@task
+def commit_and_fail(group, place, step, who, how):
+    state: dict[str, Any] = {"model": laid_out(tensors(step), "rows", group)}
+    if dist.get_rank(group) == who:
+        state["dying"] = Dying(how)
+    with ckptstore.open(place) as store:
+        store.commit(state, step=step, process_group=group)
