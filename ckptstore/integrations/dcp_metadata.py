@@ -33,6 +33,7 @@ _HOLDERS = {
     *((_BEFORE_2_3, name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")),
     (_FILES, "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
+    ("builtins", "getattr"),  # of a class and a name: members of enums, as some versions of Python pickle them
 }
 
 

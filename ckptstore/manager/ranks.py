@@ -39,7 +39,8 @@ class Ranks:
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            some = group is not None  # torch then wants all of these in equally many groups before
+            self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=some)
 
     @property
     def leads(self) -> bool:

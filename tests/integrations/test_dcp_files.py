@@ -16,7 +16,12 @@ import torch
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties as OldProperties
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -136,6 +141,14 @@ def test_without_names_of_a_planner(store):
     )
     import_dcp(store, "saved", step=1, name="model")
     assert_same(store.checkout(1), {"model": state})
+
+
+def test_metadata_of_an_older_python(store, monkeypatch):
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))
+    dcp_save({"a": torch.ones(3)}, storage_writer=FileSystemWriter("saved"), no_dist=True)
+    assert b"getattr" in Path("saved", ".metadata").read_bytes()
+    import_dcp(store, "saved", step=1, name="model")
+    assert_same(store.checkout(1), {"model": {"a": torch.ones(3)}})
 
 
 def test_metadata_of_an_older_torch(store, sharded):
