@@ -61,10 +61,10 @@ def test_what_ranks_have_of_their_own_needs_as_many_ranks(crew, store):
 
 def test_a_training_goes_on_with_another_count_of_ranks(crew, store, tmp_path):
     other = str(tmp_path / "other")
-    wanted = crew.do("train", 1, place=other, start=0, stop=6)[0]
-    first = crew.do("train", 4, place=store.url, start=0, stop=2)
-    second = crew.do("train", 2, place=store.url, start=2, stop=4)
-    third = crew.do("train", 3, place=store.url, start=4, stop=6)
+    wanted = crew.do("train_together", 1, place=other, start=0, stop=6)[0]
+    first = crew.do("train_together", 4, place=store.url, start=0, stop=2)
+    second = crew.do("train_together", 2, place=store.url, start=2, stop=4)
+    third = crew.do("train_together", 3, place=store.url, start=4, stop=6)
     assert first[0] + second[0] + third[0] == pytest.approx(wanted, rel=1e-5)
     with ckptstore.open(other) as alone:
         assert sorted(store.manifest(6)) == sorted(alone.manifest(6))
