@@ -27,7 +27,8 @@ WHOLE = 8
 NARROW = (4, 2, 0)
 """Bits of what is common."""
 _FAR = 240
-_HOPS = _FAR << np.arange(10)
+_POWERS = np.arange(10)
+_HOPS = _FAR << _POWERS
 _STEPS = np.concatenate([np.arange(_FAR), _HOPS, np.full(256 - _FAR - len(_HOPS), BLOCK_WORDS)])
 """How far each gap leads; the last ones out of every plane."""
 
@@ -70,9 +71,9 @@ def _gaps(where: Places) -> tuple[Places, Plane]:
     far = gaps >= _FAR
     if not far.any():
         return where, gaps.astype(np.uint8)
-    before, hops = where[far] - gaps[far], gaps[far] // _FAR
-    between = [(before + _FAR * (hops >> power << power))[hops >> power & 1 > 0] for power in range(len(_HOPS))]
-    where = np.unique(np.concatenate([where, *between]))
+    before, hops = (where[far] - gaps[far])[:, np.newaxis], (gaps[far] // _FAR)[:, np.newaxis]
+    between = (before + _FAR * (hops >> _POWERS << _POWERS))[hops >> _POWERS & 1 > 0]
+    where = np.sort(np.concatenate([where, between]))
     gaps = _differences(where)
     far = gaps >= _FAR
     gaps[far] = _FAR + np.searchsorted(_HOPS, gaps[far])
