@@ -13,6 +13,7 @@ import pytest
 
 import ckptstore
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = 150
 
 
@@ -20,7 +21,8 @@ class Crew:
     """Processes that stay, so that torch is imported once."""
 
     def __init__(self, folder, count):
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
         script = Path(__file__).with_name("rank_child.py")
         self.members = [
