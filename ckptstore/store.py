@@ -189,6 +189,7 @@ class Store(Keeping):
         ranks = Ranks(*seat(process_group), process_group)
         if ranks.count > 1:
             return commit_together(self._parts, ranks, Wish(name, step, flat, draft))
+        self._background.land()  # before the parent is looked up
         drafted, state = draft(), flat()
         if state.sharded:
             return commit_together(self._parts, ranks, Wish(name, step, lambda: state, draft))

@@ -217,6 +217,18 @@ def test_one_commit_is_in_flight_at_a_time(gated):
     assert store.find(1).parent == store.find(0).id
 
 
+def test_a_commit_follows_the_one_in_flight(gated):
+    store, gate = gated
+    handle = store.commit_async({"w": torch.zeros(5000)}, step=0)
+    assert gate.reached.wait(60)
+    thread = threading.Thread(target=store.commit, args=({"w": torch.ones(5000)},), kwargs={"step": 1})
+    thread.start()
+    thread.join(0.5)  # by now it waits, or has seen what was there before
+    gate.gate.set()
+    thread.join()
+    assert store.find(1).parent == handle.result().id
+
+
 def test_threads_take_turns(gated):
     store, gate = gated
     handles: list[Any] = []
