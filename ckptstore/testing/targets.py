@@ -33,6 +33,7 @@ from ckptstore.opening import rebuild_catalog
 from ckptstore.operations.checkout import checkout
 from ckptstore.operations.diff import compare_commits
 from ckptstore.operations.load import load_arrays
+from ckptstore.operations.ranks import Seat
 from ckptstore.operations.restore import restore
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes
@@ -129,7 +130,7 @@ def _use_commit(made: bytes, whole: bytes, *, intact: bool) -> None:
         check_consistent(read.manifest, chunks.digest.size, "it")
         view = _view(read)
         with suppress(CkptStoreError):
-            restore(chunks, view, state_at(0), None, strict=True, **_READING)
+            restore(chunks, view, state_at(0), None, seat=Seat(0, 1), strict=True, **_READING)
         with suppress(CkptStoreError):
             _check_arrays(chunks, read.manifest)
         before = _view(document.decode(template().first_document, "it"))

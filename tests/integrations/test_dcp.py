@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -119,6 +120,18 @@ def test_commits_are_loaded(store):
         assert load(found, store, step=step)["model"]["w"].equal(state["model"]["w"])
     assert found["optim"]["state"][0]["m"].equal(torch.ones(20))
     assert found["optim"]["betas"] == (0.9, 0.99)
+
+
+def test_ranks_that_found_other_commits(store):
+    readers = []
+    for step in (1, 2):
+        store.commit({"w": torch.full((3,), float(step))}, step=step)
+        readers.append(StoreReader(store, step="latest"))
+        readers[-1].read_metadata()
+    plans = [reader.prepare_local_plan(LoadPlan([])) for reader in readers]
+    with pytest.raises(ckptstore.InvalidArgument, match="latest"):
+        readers[0].prepare_global_plan(plans)
+    assert len(readers[0].prepare_global_plan(plans[:1] * 2)) == 2
 
 
 def test_the_same_state_is_success_another_is_not(store):

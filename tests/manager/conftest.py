@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import ckptstore
-from ckptstore.chunkstore import ChunkStore
-from ckptstore.opening import open_parts
 from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
+from ckptstore.testing.audit import site_of
 
 torch.set_num_threads(1)
 
@@ -45,19 +45,9 @@ def store(tmp_path):
 @pytest.fixture
 def gated(tmp_path):
     """A store, and the gate of its storage, which is open."""
-    with ckptstore.open(tmp_path / "store", chunk_bytes=4096):
-        pass
-    parts = open_parts(
-        tmp_path / "store",
-        catalog=None,
-        create=False,
-        read_only=False,
-        digest="xxh3_128",
-        chunk_bytes=4096,
-        storage_options=None,
-    )
+    parts = site_of(tmp_path / "store").parts(create=True)
     gate = Gated(parts.storage)
-    with Store(ChunkStore(gate, parts.catalog, parts.config), "main") as store:
+    with Store(replace(parts, storage=gate), "main") as store:
         yield store, gate
         gate.gate.set()
 

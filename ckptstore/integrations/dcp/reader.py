@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class StoreReader(StorageReader):
         options: for a URL, what `ckptstore.open` takes, such as `catalog`.
 
     A load raises, wrapped in DCP's CheckpointException:
+        InvalidArgument: ranks found different commits, since one was made meanwhile.
         StateError: a tensor of another dtype, or one that can not be filled in place; nothing was written to any.
         PickleRefused: a value that is a pickle.
         CorruptData: stored bytes are damaged.
@@ -98,10 +100,12 @@ class StoreReader(StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """See `StorageReader`."""
-        return plan
+        return replace(plan, storage_data=self._known.commit.id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """See `StorageReader`."""
+        """See `StorageReader`. Raises InvalidArgument when a tag or "latest" was another commit for another rank."""
+        if len({plan.storage_data for plan in plans}) > 1:
+            raise InvalidArgument(f"step={self._step!r} is not the same commit on all ranks: give a step's number")
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
