@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import ckptstore
 from ckptstore.testing.audit import CHUNK_BYTES, Site, assert_nothing_leaked, assert_whole, site_of, state_of
 
 KILLS = 250
@@ -118,6 +119,8 @@ def kill_again_and_again(place, nursery, kills, longest_life):
         ledger.hear(said)
         ledger.see(assert_whole(place, ledger.certain))
         ledger.see({*ledger.certain, ("main", commit_anew(place, ledger))})
+        if seed % 5 == 4:  # lest the checks take longer and longer
+            ledger.see(ledger.certain - {("main", step) for step in collect(place)})
     assert interrupted > kills // 4
     assert_nothing_leaked(place)
     assert assert_whole(place) == ledger.certain
@@ -129,6 +132,11 @@ def commit_anew(place, ledger):
         ledger.possible.add(("main", step))
         store.commit(state_of("main", step), step=step)
         return step
+
+
+def collect(place):
+    with site_of(place).open() as store:
+        return store.gc(keep=ckptstore.KeepLast(2), grace=0).deleted
 
 
 def test_a_store_whose_founder_was_killed_opens(tmp_path, nursery):
