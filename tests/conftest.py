@@ -13,6 +13,8 @@ from ckptstore.testing import servers
 from ckptstore.testing.proxy import Proxy
 from ckptstore.testing.servers import Bucket
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads, of several tests at a time, only wait for each other
+
 
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import ckptstore
-
-torch.set_num_threads(1)  # more of them only wait for each other on small tensors
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ class Crew:
 
     def __init__(self, folder, count):
         paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": paths}
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
         script = Path(__file__).with_name("rank_child.py")
         self.members = [

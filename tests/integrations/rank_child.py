@@ -31,7 +31,6 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from ckptstore.integrations.dcp import StoreLoadPlanner, StoreReader, StoreSavePlanner, StoreWriter
 
 warnings.simplefilter("ignore")
-torch.set_num_threads(1)
 
 CHUNK_BYTES = 4096
 LAYOUTS = {

@@ -13,8 +13,6 @@ from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import site_of
 
-torch.set_num_threads(1)
-
 
 class Gated(Intercepted):
     """A storage that does one verb only when it may, and fails with `error` once if that is set."""

@@ -32,7 +32,6 @@ def get_stuck(step: int) -> None:
 
 def main(folder: str, run: str, *options: str) -> None:
     given = {name: int(value) for name, value in (option.split("=") for option in options)}
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
