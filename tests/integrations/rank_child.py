@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -78,12 +79,14 @@ def laid_out(state, layout, group):
     placements = LAYOUTS[layout]
     if placements is None:
         return dict(state)
-    ranks = torch.arange(dist.get_world_size(group))
-    if len(placements) == 1:
-        mesh = DeviceMesh.from_group(group, "cpu")
-    else:
-        mesh = DeviceMesh("cpu", ranks.view(2, -1), mesh_dim_names=("outer", "inner"))
+    mesh = DeviceMesh.from_group(group, "cpu") if len(placements) == 1 else square(dist.get_world_size(group))
     return {name: distribute_tensor(tensor, mesh, placements, src_data_rank=None) for name, tensor in state.items()}
+
+
+@cache
+def square(count):
+    """Made once: every group has threads, which wake up again and again."""
+    return DeviceMesh("cpu", torch.arange(count).view(2, -1), mesh_dim_names=("outer", "inner"))
 
 
 def as_tree(model, step):
