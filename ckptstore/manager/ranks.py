@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,8 +40,9 @@ class Ranks:
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            some = group is not None  # torch then wants all of these in equally many groups before
-            self._group = dist.new_group(ranks, backend="gloo", use_local_synchronization=some)
+            # With it, torch wants all of these in equally many groups before; torch_xla's new_group does not know it.
+            some: dict[str, Any] = {} if group is None else {"use_local_synchronization": True}
+            self._group = dist.new_group(ranks, backend="gloo", **some)
 
     @property
     def leads(self) -> bool:

@@ -19,7 +19,7 @@ from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
 from ckptstore.state.shards import Region
-from ckptstore.state.tensors import Array, allocate, finish, mark_changed, writable_bytes
+from ckptstore.state.tensors import Array, allocate, finish, lacks_address, mark_changed, writable_bytes
 from ckptstore.state.uploads import Uploads, lane_of_array
 from ckptstore.state.values import decode
 
@@ -84,6 +84,22 @@ def _fillings(entry: TensorEntry, array: Array, regions: Sequence[Region] | None
 
 def fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: Advance = ignore) -> None:
     """Fill every array. Nothing was written when BudgetTooSmall or MissingData is raised."""
+    reached = [_reached(job) for job in jobs]
+    _fill(chunks, reached, budget=budget, advance=advance)
+    for job, filled in zip(jobs, reached, strict=True):
+        if filled is not job:
+            torch.as_tensor(job.target).detach().copy_(torch.as_tensor(filled.target))
+
+
+def _reached(job: Filling) -> Filling:
+    """The job, or one on the host if its target is nowhere that threads could write."""
+    if not lacks_address(job.target):
+        return job
+    target = torch.as_tensor(job.target)
+    return job._replace(target=torch.empty(target.shape, dtype=target.dtype))
+
+
+def _fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: Advance) -> None:
     most = _most_under_way(jobs, budget)
     uploads = Uploads([job.target for job in jobs], most)
     wishes = [wish for job in jobs if job.entry.chunks for wish in _fetches(job, chunks, uploads)]

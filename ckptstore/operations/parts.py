@@ -18,7 +18,7 @@ from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry
 from ckptstore.operations.shares import Shard, volume
 from ckptstore.state.composites import is_dense
 from ckptstore.state.dtypes import dtype_name, number_form
-from ckptstore.state.tensors import Array, chunk_bytes
+from ckptstore.state.tensors import Array, chunk_bytes, on_host
 
 
 class Unit(NamedTuple):
@@ -86,5 +86,5 @@ class Part:
             if tuple(found.shape) != shape or found.dtype != self.dtype:
                 planned = f"{self.dtype} of shape {list(shape)}"
                 raise StateError(f"{path!r}: {planned} was planned, but there is {found.dtype} of {list(found.shape)}")
-            self._array = found
+            self._array = on_host(found)
         return self._array

@@ -38,9 +38,9 @@ class Region(NamedTuple):
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
-    """Whether it is a DTensor; nothing is imported to find out."""
+    """Whether it is a DTensor that has parts, as torch_xla's have not; nothing is imported to find out."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    return module is not None and isinstance(value, module.DTensor) and hasattr(value, "_local_tensor")
 
 
 def part_of(tensor: DTensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.live import JustInTime, Lender, live_leaf
 from ckptstore.state.optimizers import Owned
 from ckptstore.state.pieces import PiecedLeaf
-from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, plain_bytes
+from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, lacks_address, plain_bytes
 from ckptstore.state.tree import Flat
 
 _SMALL = 4096
@@ -89,7 +89,8 @@ class Stager:
         """
         single = _untied(flat)
         there = self._devices.stage(single, apart=False)
-        return _with(flat, single | there) if there else flat
+        apart = there | _fetched(single)
+        return _with(flat, single | apart) if apart else flat
 
     def remember(self) -> None:
         """Learn what is in the memory that was copied to, and which leaves change. Takes time, so not while staging."""
@@ -148,6 +149,14 @@ def _plain(leaf: TensorLeaf | Value) -> Bytes | None:
     """Memory of the host that is worth being kept."""
     plain = plain_bytes(leaf.tensor) if isinstance(leaf, TensorLeaf) and leaf.nbytes >= _SMALL else None
     return None if plain is None else np.frombuffer(plain, np.uint8)
+
+
+def _fetched(leaves: Leaves) -> dict[str, TensorLeaf | Value]:
+    return {
+        path: _copy(leaf, None)
+        for path, leaf in leaves.items()
+        if isinstance(leaf, TensorLeaf) and lacks_address(leaf.tensor)
+    }
 
 
 def _copy(leaf: TensorLeaf | Value, kept: Kept | None) -> TensorLeaf | Value:

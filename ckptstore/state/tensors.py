@@ -195,7 +195,9 @@ def as_tracked(tensor: Tensor, *, parameter: bool, requires_grad: bool) -> Tenso
 
 
 def clone(array: Array) -> Array:
-    """Another array with the same bits and `order` in memory, which autograd does not track."""
+    """Another array with the same bits and `order` in memory, which autograd does not track; on the host for XLA's."""
+    if lacks_address(array):
+        return torch.as_tensor(array).detach().cpu()
     plain = _order(array) is None
     if not isinstance(array, Tensor):
         return _void(array).copy(order="C" if plain else "K").view(array.dtype)
@@ -228,7 +230,7 @@ def mark_changed(array: Array) -> None:
 
 def same_place(array: Array) -> Hashable:
     """Equal for two arrays that are one memory, whether or not autograd tracks them; lasts as long as the arrays."""
-    return identity(array.detach() if isinstance(array, Tensor) and array.nbytes else array)
+    return identity(array.detach() if isinstance(array, Tensor) and pointer(array) else array)
 
 
 def share_memory(one: Array, other: Array) -> bool:
@@ -259,13 +261,26 @@ def is_backed(tensor: Tensor) -> bool:
 
 
 def pointer(array: Array) -> int:
-    """Where the first element lies: equal for arrays with the same `identity`."""
+    """Where the first element lies: equal for arrays with the same `identity`. It may be 0, see `lacks_address`."""
     return array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data
+
+
+def lacks_address(array: Array) -> bool:
+    """Whether it has elements, but they lie nowhere that can be told, as XLA's.
+
+    Nothing says then whether two tensors are one, and each piece that is read or written is a program to compile.
+    """
+    return bool(array.nbytes) and not pointer(array)
+
+
+def on_host(array: Array) -> Array:
+    """The array, or its copy on the host if it lacks an address."""
+    return clone(array) if lacks_address(array) else array
 
 
 def identity(array: Array) -> Hashable:
     """Equal for two arrays that show the same memory in the same way; lasts as long as the arrays."""
-    if not array.nbytes:
+    if not array.nbytes or lacks_address(array):
         return id(array)
     if not isinstance(array, Tensor):
         return pointer(array), array.shape, array.strides, dtype_name(array.dtype)

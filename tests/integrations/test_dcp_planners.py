@@ -1,0 +1,74 @@
+"""Planners other than DCP's own; see `tests/xla` for the ones that these are like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import ckptstore
+from ckptstore.integrations.dcp import StoreReader, StoreWriter
+from tests.integrations.tiled_planners import Far, TiledLoadPlanner, TiledSavePlanner
+
+TILINGS = [
+    {},
+    {"weight": (4, 1), "few": (4, 1)},
+    {"weight": (1, 4), "few": (1, 4)},
+    {"weight": (2, 2), "few": (2, 2)},
+    {"weight": (3, 5), "few": (4, 4)},
+]
+
+
+def tensors():
+    random = torch.Generator().manual_seed(0)
+    return {
+        "weight": torch.randn(301, 67, generator=random),
+        "few": torch.randn(5, 3, generator=random),
+        "far": torch.randn(200, 40, generator=random),
+    }
+
+
+def state_of(model, step) -> Any:
+    return {**model, "far": model["far"].as_subclass(Far), "step": step}
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_every_tiling_is_loaded_into_every_other(store, tiling):
+    save(state_of(tensors(), 7), storage_writer=StoreWriter(store, step=1), planner=TiledSavePlanner(tiling))
+    for other in TILINGS:
+        found = state_of({name: torch.zeros_like(tensor) for name, tensor in tensors().items()}, 0)
+        load(found, storage_reader=StoreReader(store, step=1), planner=TiledLoadPlanner(other))
+        assert found.pop("step") == 7
+        assert found["far"].writes == 1  # each write would be a program for such a device
+        assert [name for name, tensor in tensors().items() if not torch.equal(tensor, found[name].cpu())] == []
+    assert store.checkout(1)["weight"].equal(tensors()["weight"])
+    assert store.verify().problems == ()
+
+
+def test_tilings_share_chunks(store):
+    for step, tiling in enumerate(TILINGS):
+        save(state_of(tensors(), 7), storage_writer=StoreWriter(store, step=step), planner=TiledSavePlanner(tiling))
+    assert store.stats().packs == {"live": 1}
+    assert store.read(3, "weight", index=(slice(10, 200), 3)).equal(tensors()["weight"][10:200, 3])
+
+
+class Losing(TiledSavePlanner):
+    """Takes tiles that stand twice for a repetition, and drops all of them, as torch_xla's does."""
+
+    def create_global_plan(self, all_plans):
+        kept = [item for item in all_plans[0].items if item.index.fqn != "weight"]
+        all_plans[0].items[:] = kept
+        return super().create_global_plan(all_plans)
+
+
+def test_a_tensor_that_the_planner_loses_is_reported(store):
+    with pytest.raises(CheckpointException) as caught:
+        save(state_of(tensors(), 7), storage_writer=StoreWriter(store, step=1), planner=Losing({"weight": (2, 2)}))
+    (refused, _), *_ = caught.value.failures.values()
+    assert isinstance(refused, ckptstore.StateError)
+    assert "'weight' is in the state, but no rank was to write it" in str(refused)
+    assert store.steps() == []
