@@ -6,12 +6,14 @@ ranks call the same methods in the same order.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+import zstandard
 
 from ckptstore.errors import InvalidArgument, RankFailed
 
@@ -126,10 +128,10 @@ class Ranks:
     def _gather(self, told: Any) -> list[Any]:
         if self.count == 1:
             return [told]
-        everything = [None] * self.count if self.is_coordinator else None
+        everything: list[bytes] | None = [b""] * self.count if self.is_coordinator else None
         with _hearing():
-            dist.gather_object(told, everything, group=self._group, group_dst=_COORDINATOR)
-        return everything or []
+            dist.gather_object(packed(told), everything, group=self._group, group_dst=_COORDINATOR)
+        return [unpacked(each) for each in everything or ()]
 
     def _scatter(self, answers: Sequence[Any]) -> Any:
         if self.count == 1:
@@ -147,6 +149,16 @@ def _hearing() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RankFailed(f"a rank of the process group is gone: start all again ({error})") from error
+
+
+def packed(told: Any) -> bytes:
+    """What a rank sends to the coordinator: paths and shapes repeat themselves."""
+    return zstandard.ZstdCompressor(level=1).compress(pickle.dumps(told))
+
+
+def unpacked(sent: bytes) -> Any:
+    """The inverse of `packed`."""
+    return pickle.loads(zstandard.ZstdDecompressor().decompress(sent))
 
 
 def _reason(failure: BaseException | None) -> str | None:

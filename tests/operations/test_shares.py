@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from itertools import pairwise, product
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.errors import StateError
-from ckptstore.operations.reports import Report, merged
+from ckptstore.operations.ranks import packed, unpacked
+from ckptstore.operations.reports import Ask, Opening, Report, merged
 from ckptstore.operations.shares import Shard, deal, overlap, volume
 
 
@@ -80,14 +82,21 @@ def test_pieces_are_sent_in_rounds_that_fit_into_memory():
     assert max(owned) - min(owned) <= 1
 
 
-def test_a_report_of_100_000_chunks_is_small():
-    digests = [number.to_bytes(16, "big") for number in range(100_000)]
-    frames = [ChunkLocation(digest, "", 64 << 20, 4 << 20, 4 << 20, 1) for digest in digests]
-    packs = [NewPack(f"{at:032x}", 64 << 20, frames[at : at + 16]) for at in range(0, len(frames), 16)]
-    chunks = {f"model.layers.{at}.weight": dict(enumerate(digests[at : at + 100])) for at in range(0, 100_000, 100)}
-    told = Report(packs, chunks, {"a": b"x"}, {"b": ({"tuple": [1]}, 0)}, b"").encode()
-    assert len(told) < 10_000_000 * 0.7
-    again = Report.decode(told, 16)
+def test_what_ranks_tell_of_100_000_chunks_is_small():
+    digests = [os.urandom(16) for _ in range(100)]  # of each of 1,000 ranks
+    frames = [ChunkLocation(digest, "", at << 22, 4 << 20, 4 << 20, 1) for at, digest in enumerate(digests)]
+    packs = [NewPack(os.urandom(16).hex(), 64 << 20, frames[at : at + 16]) for at in range(0, 100, 16)]
+    paths = [f"model.layers.{at}.weight" for at in range(100)]
+    chunks = {path: {7: digest} for path, digest in zip(paths, digests, strict=True)}
+    report = Report(packs, chunks, {"a": b"x"}, {"b": ({"tuple": [1]}, 0)}, b"")
+    shards = [Shard(path, 4, (1000, 1 << 20), (7, 0), (8, 1 << 20)) for path in paths]
+    opening = Opening("store", "main", 1, shards, 1)
+    ask = Ask(b"".join(digests), [4 << 20] * 100, {}, 0)
+    told = [packed(opening), packed(ask), report.encode()]
+    assert sum(map(len, told)) * 1000 < 6_000_000
+    assert unpacked(told[0]) == opening
+    assert unpacked(told[1]) == ask
+    again = Report.decode(told[2], 16)
     assert again.chunks == chunks
     assert [pack.name for pack in again.packs] == [pack.name for pack in packs]
     assert again.packs[-1].chunks[-1].digest == digests[-1]
