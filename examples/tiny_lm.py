@@ -17,11 +17,13 @@ WIDTH = 128
 class Block(nn.Module):
     """Causal attention and a feed-forward layer, each behind a norm and with dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
-        self.attention = nn.MultiheadAttention(WIDTH, 4, dropout=0.1, batch_first=True)
-        self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1))
+        self.attention = nn.MultiheadAttention(WIDTH, 4, dropout=dropout, batch_first=True)
+        self.feed = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(dropout)
+        )
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Maps [batch, time, WIDTH] to the same."""
@@ -33,12 +35,12 @@ class Block(nn.Module):
 class TinyLM(nn.Module):
     """A language model of bytes; the embedding is also the output layer."""
 
-    def __init__(self, layers: int = 4) -> None:
+    def __init__(self, layers: int = 4, dropout: float = 0.1) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.position = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
-        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(layers))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False)

@@ -75,3 +75,21 @@ def test_preemptible_train(tmp_path):
     with ckptstore.open(tmp_path / "store", run="preempted", create=False) as store:
         assert {50, 60} <= set(store.steps())
         assert store.verify().ok
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.parametrize(("name", "ranks"), [("fsdp2_train.py", 4), ("ddp_train.py", 2)])
+def test_distributed_trainings(tmp_path, name, ranks):
+    told = run(name, tmp_path / "store")
+    assert "one of 2 ranks killed after step 6, last commit at step 4" in told
+    assert f"elastic: {ranks} ranks, to step 12" in told
+    assert "differences to the straight run at step 12: 0" in told
+    assert "the same at every step: True" in told
+    with ckptstore.open(tmp_path / "store", run="elastic", create=False) as store:
+        assert store.steps() == [4, 8, 12]
+        losses = store.read(12, "losses")
+        assert losses[-1] < losses[0] - 1
+        assert store.read("straight@12", "losses") == losses
+        assert len(losses) == 12
+        assert store.verify().ok
