@@ -26,6 +26,7 @@ def begin(script: str, train: Train, ranks: int, ranks_later: int) -> None:
     """The story, in the folder that is given or in a temporary one; or one rank's part in it."""
     if len(sys.argv) == 4:
         train(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+        os._exit(0)  # gloo's threads may still free tensors, which aborts a Python that is ending: pytorch issue 190489
     elif len(sys.argv) == 2:
         tell(script, sys.argv[1], ranks, ranks_later)
     else:
