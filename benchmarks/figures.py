@@ -183,6 +183,30 @@ CODECS = Comparison(
 )
 
 
+def _least_gain(row: str) -> Callable[[Samples], float | None]:
+    """The smallest gain, of any number of ranks."""
+
+    def least(samples: Samples) -> float | None:
+        found = [_gain(each)(samples) for each in samples.values if each.endswith(f"ranks, {row}")]
+        return min((each for each in found if each is not None), default=None)
+
+    return least
+
+
+DISTRIBUTED = Comparison(
+    OWN,
+    PEER,
+    _as_fast,
+    (
+        Figure("save all-new", _least_gain("save all-new"), 1),
+        Figure("save unchanged", _least_gain("save unchanged"), 8),
+        Figure("load whole", _least_gain("load whole"), 1),
+        Figure("4 ranks read, of what they need", _own("4 ranks, load whole: read, share"), 1.1, "", more=False),
+        Figure("reports of 100,000 chunks", _own("1,024 ranks, all they send: MB"), 10, "MB", more=False),
+    ),
+)
+
+
 AT_ONCE = "ckptstore, at once"
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks.figures import Comparison, Figure, ratio
 from benchmarks.measuring import Samples
 
-COUNTED = ("MB on disk", "MB stored", "MiB", "requests", "objects", "edges")
+COUNTED = ("MB", "MB on disk", "MB stored", "MiB", "requests", "objects", "edges")
 """How rows end that are no times."""
 
 

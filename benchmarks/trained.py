@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,11 +15,15 @@ FROZEN = 0.95
 
 
 class Trained:
-    """A causal transformer of about `mib` MiB of state in float32, a third of it weights, under AdamW."""
+    """A causal transformer of about `mib` MiB of state in float32, a third of it weights, under AdamW.
 
-    def __init__(self, mib: float) -> None:
+    `wrap` is called with the embedding, each layer and the head before they are trained.
+    """
+
+    def __init__(
+        self, mib: float, layers: int = 12, wrap: Callable[[nn.Module], object] = lambda module: module
+    ) -> None:
         torch.manual_seed(0)
-        layers = 12
         width = max(64, int((mib * 2**20 / 12 / (layers * 12)) ** 0.5) // 64 * 64)
         block = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0, batch_first=True)
         self.model = nn.Sequential(
@@ -26,6 +31,9 @@ class Trained:
             nn.TransformerEncoder(block, layers, enable_nested_tensor=False),
             nn.Linear(width, VOCABULARY),
         )
+        embedding, encoder, head = self.model
+        for part in (embedding, *encoder.get_submodule("layers").children(), head):
+            wrap(part)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self._text = torch.frombuffer(bytearray(text()), dtype=torch.uint8)
         self._position = 0

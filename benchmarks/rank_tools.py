@@ -1,0 +1,72 @@
+"""The tools that save what several ranks have, each as its documentation says, with everything on disk at the end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from benchmarks.figures import OWN, PEER
+from benchmarks.tools import Tensors, quiet, sync
+from ckptstore.integrations.dcp import StoreReader, StoreWriter
+
+
+class RankTool(ABC):
+    """Saves to a folder of its own. Every method is called by all ranks."""
+
+    name: ClassVar[str]
+    keeps_steps: ClassVar[bool] = False
+    """Whether a further save goes to the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @abstractmethod
+    def save(self, tensors: Tensors) -> None:
+        """Durably."""
+
+    @abstractmethod
+    def load(self, into: Tensors) -> None:
+        """The last save."""
+
+
+class Own(RankTool):
+    """Every save is the next step of one store, which is opened and closed by it."""
+
+    name = OWN
+    keeps_steps = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._step = 0
+
+    def save(self, tensors: Tensors) -> None:
+        self._step += 1
+        save({"state": tensors}, storage_writer=StoreWriter(self.folder, step=self._step))
+
+    def load(self, into: Tensors) -> None:
+        load({"state": into}, storage_reader=StoreReader(self.folder, step=self._step))
+
+
+class Files(RankTool):
+    """DCP's own files."""
+
+    name = PEER
+
+    def save(self, tensors: Tensors) -> None:
+        with quiet():
+            save({"state": tensors}, storage_writer=FileSystemWriter(self.folder, sync_files=True))
+        if dist.get_rank() == 0:
+            sync(self.folder)
+
+    def load(self, into: Tensors) -> None:
+        with quiet():
+            load({"state": into}, storage_reader=FileSystemReader(self.folder))
+
+
+RANK_TOOLS: tuple[type[RankTool], ...] = (Own, Files)
