@@ -37,6 +37,19 @@ def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
     assert [answer["error"] for answer in answers] == ["StepExists", "RankFailed"]
 
 
+def test_ranks_commit_to_servers(crew, s3, postgres):
+    options = {"catalog": postgres, "storage_options": s3.options}
+    with ckptstore.open(s3.url, **options, chunk_bytes=4096) as store:
+        crew.do("commit", 2, place=s3.url, step=1, layout="rows", seed=1, **options)
+        crew.do("commit", 2, place=s3.url, step=2, layout="columns", seed=1, **options)
+        assert store.find(2).new_bytes < store.find(1).new_bytes / 10
+        for layout, count in [("columns", 2), ("rows", 3), ("grid", 4), ("plain", 1)]:
+            assert crew.do("check_out", count, place=s3.url, step=2, layout=layout, seed=1, **options) == [[]] * count
+        assert crew.do("load", 4, place=s3.url, step=1, layout="columns", seed=1, **options) == [[]] * 4
+        assert_same(store.checkout(2)["model"], 1)
+        assert store.verify().problems == ()
+
+
 def test_ranks_have_values_of_their_own(crew, store):
     found = crew.do("commit_own", 4, place=store.url, step=1)
     assert found == [[3, 10 * rank, [1, rank]] for rank in range(4)]

@@ -32,12 +32,12 @@ def commit(group, place, step, layout="rows", seed=0, same=True, **options):
 
 
 @task
-def check_out(group, place, step, layout="rows", seed=0):
+def check_out(group, place, step, layout="rows", seed=0, **options):
     """Which tensors are not what they should be."""
     wanted = laid_out(tensors(seed), layout, group)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors(seed).items()}
     state = as_tree(laid_out(zeros, layout, group), -1)
-    with ckptstore.open(place) as store:
+    with ckptstore.open(place, **options) as store:
         store.checkout(step, into=state, process_group=group)
     assert state["step"] == step
     return [name for name, tensor in wanted.items() if not local(state["model"][name]).equal(local(tensor))]
