@@ -18,6 +18,7 @@ from ckptstore.state.tree import flatten, unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import dense_tensors, numpy_arrays
+from tests.integrations.tiled_planners import Far
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about complex32
 FINGERPRINT = digest_named("xxh3_128").compute
@@ -54,6 +55,16 @@ class Watched(Stager):
         staged.just_in_time.unhook()
         self.remember()
         return counts
+
+
+def test_tensors_without_addresses_are_fetched_as_a_whole():
+    tensor = torch.arange(3000.0)
+    flat = flatten({"x": tensor})
+    flat.leaves["x"] = TensorLeaf(tensor.as_subclass(Far))
+    looked = Stager(None).look(flat).leaves["x"]
+    assert isinstance(looked, TensorLeaf)
+    assert type(looked.tensor) is torch.Tensor
+    assert looked.tensor.equal(tensor)
 
 
 @pytest.fixture

@@ -22,11 +22,13 @@ from ckptstore.state.tensors import (
     finish,
     identity,
     plain_bytes,
+    same_place,
     writable_bytes,
     write_box,
 )
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import TORCH_DTYPES, dense_tensors, numpy_arrays
+from tests.integrations.tiled_planners import Far
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about complex32
 
@@ -202,6 +204,12 @@ def test_identity():
     others: list[Any] = [tensor[:2], tensor.t(), tensor.conj(), tensor.view(torch.int64), torch.nn.Parameter(tensor)]
     assert len({identity(other) for other in [tensor, *others]}) == 6
     assert identity(torch.empty(0)) != identity(torch.empty(0))
+
+
+def test_tensors_without_addresses_are_told_apart():
+    one, other = (torch.full((30, 4), value).as_subclass(Far) for value in (1.0, 2.0))
+    for tell in (identity, same_place):
+        assert tell(one) == tell(one) != tell(other)
 
 
 @pytest.mark.parametrize("dtype", [">f4", "M8[3us]", "U5", "S0", "V7", [("a", "i1"), ("b", ("f4", (2, 3)))], "g"])
