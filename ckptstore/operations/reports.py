@@ -25,7 +25,7 @@ class Opening(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """What a rank exchanges with others, how often all ranks ask for a grant after that, and the parent's document."""
+    """What a rank exchanges with others, how many windows of their own the ranks have, and the parent's document."""
 
     deals: Deals
     windows: int

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import msgspec
@@ -69,11 +70,10 @@ def _write_rounds(
     ranks: Ranks, gathering: Gathering | None, share: _Share, trades: Trades, dealt: Dealt, writer: ChunkWriter
 ) -> Report:
     grant = gathering.grant if gathering else _never
-    for turn in range(dealt.deals.turns):
+    for turn in range(max(dealt.deals.turns, dealt.windows)):
         arrived = trades.exchange(ranks, turn)
-        share.grant = ranks.agree(partial(share.ask, writer, trades.units(turn, arrived)), grant)
-    for _ in range(dealt.windows):
-        share.grant = ranks.agree(partial(share.ask, writer, next(share.windows, ())), grant)
+        units = chain(trades.units(turn, arrived), next(share.windows, ()))
+        share.grant = ranks.agree(partial(share.ask, writer, units), grant)
     ranks.agree(partial(share.finish, writer), gathering.settle if gathering else _never)
     return share.report(writer)
 
