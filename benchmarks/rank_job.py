@@ -69,6 +69,7 @@ class RankJob:
             tool.load(self._into)
             self._check("save unchanged", tool, tensors)
         for tool in tools:
+            tool.close()
             self._remove(tool)
 
     def _remove(self, tool: RankTool) -> None:

@@ -11,13 +11,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+import ckptstore
 from benchmarks.figures import OWN, PEER
 from benchmarks.tools import Tensors, quiet, sync
 from ckptstore.integrations.dcp import StoreReader, StoreWriter
 
 
 class RankTool(ABC):
-    """Saves to a folder of its own. Every method is called by all ranks."""
+    """Saves to a folder of its own. Every method is called by all ranks, but for `close`."""
 
     name: ClassVar[str]
     keeps_steps: ClassVar[bool] = False
@@ -34,23 +35,29 @@ class RankTool(ABC):
     def load(self, into: Tensors) -> None:
         """The last save."""
 
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """There will be no more saves."""
+
 
 class Own(RankTool):
-    """Every save is the next step of one store, which is opened and closed by it."""
+    """Every save is the next step of one store, which stays open, as it does in a training."""
 
     name = OWN
     keeps_steps = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._step = 0
+        self._step, self._store = 0, ckptstore.open(folder)
 
     def save(self, tensors: Tensors) -> None:
         self._step += 1
-        save({"state": tensors}, storage_writer=StoreWriter(self.folder, step=self._step))
+        save({"state": tensors}, storage_writer=StoreWriter(self._store, step=self._step))
 
     def load(self, into: Tensors) -> None:
-        load({"state": into}, storage_reader=StoreReader(self.folder, step=self._step))
+        load({"state": into}, storage_reader=StoreReader(self._store, step=self._step))
+
+    def close(self) -> None:
+        self._store.close()
 
 
 class Files(RankTool):
