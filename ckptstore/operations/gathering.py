@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
@@ -76,7 +77,7 @@ class Gathering:
         missing = set(fresh) - held
         if missing and self._taken is not None:
             raise self._taken
-        grants = [self._grant(rank, ask, digests[rank], missing) for rank, ask in enumerate(asks)]
+        grants = self._grants(asks, [_taken(each, missing) for each in digests])
         places = self._places(asks, digests, grants)
         return [
             grant._replace(places=_reached(places, [ask.bases[place] for place in grant.wanted if place in ask.bases]))
@@ -103,16 +104,11 @@ class Gathering:
                 discard(self._chunks.storage, [pack_key(pack.name) for pack in written.packs])
                 raise
 
-    def _grant(self, rank: int, ask: Ask, digests: Sequence[bytes], missing: set[bytes]) -> Grant:
-        wanted = []
-        for place, digest in enumerate(digests):
-            if digest in missing:
-                missing.discard(digest)
-                wanted.append(place)
-        if rank == 0 or not wanted:
-            return Grant(wanted)
-        most = 1 + 2 * sum(ask.sizes[place] + _FRAMING for place in wanted) // TARGET_BYTES
-        return Grant(wanted, self._claims.reserve(max(0, most - ask.names)))
+    def _grants(self, asks: Sequence[Ask], wanted: Sequence[Sequence[int]]) -> list[Grant]:
+        """With names for as many packs as the ranks may need; the first one's writer reserves its own."""
+        lacking = [0, *map(_lacking_names, asks[1:], wanted[1:])]
+        names = iter(self._claims.reserve(sum(lacking)) if any(lacking) else ())
+        return [Grant(places, list(islice(names, count))) for places, count in zip(wanted, lacking, strict=True)]
 
     def _places(
         self, asks: Sequence[Ask], digests: Sequence[Sequence[bytes]], grants: Sequence[Grant]
@@ -135,6 +131,23 @@ class Gathering:
             needs[pack.name] = sum(chunk.length for chunk in pack.chunks)
         bases = b"".join(sorted({*split_digests(self.writer.bases + written.bases, self._chunks.digest.size)}))
         return new_commit(self._chunks, manifest, self._draft, written.packs, needs, bases)
+
+
+def _taken(digests: Sequence[bytes], missing: set[bytes]) -> list[int]:
+    """Places of the chunks that were missing, and now are not any more."""
+    places = []
+    for place, digest in enumerate(digests):
+        if digest in missing:
+            missing.discard(digest)
+            places.append(place)
+    return places
+
+
+def _lacking_names(ask: Ask, wanted: Sequence[int]) -> int:
+    if not wanted:
+        return 0
+    most = 1 + 2 * sum(ask.sizes[place] + _FRAMING for place in wanted) // TARGET_BYTES
+    return max(0, most - ask.names)
 
 
 def _reached(places: Mapping[bytes, ChunkLocation], bases: Iterable[bytes]) -> list[ChunkLocation]:
