@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from ckptstore.manager.manager import CheckpointManager
     from ckptstore.manager.saving import Moment, SaveAt, SaveEvery, SaveEverySeconds, SaveIf, SavePolicy
     from ckptstore.opening import change_key, rebuild_catalog
-    from ckptstore.operations.background import CommitHandle
     from ckptstore.operations.diff import Change, Diff, Numbers
     from ckptstore.operations.gc import GcPlan, GcReport
+    from ckptstore.operations.handles import CommitHandle
     from ckptstore.operations.problem import Problem
     from ckptstore.operations.rebuild import LeftOut, RebuildReport
     from ckptstore.operations.repair import RepairPlan, RepairReport
@@ -159,7 +159,7 @@ _ELSEWHERE = {
     "Change": "operations.diff:Change",
     "CheckpointManager": "manager.manager:CheckpointManager",
     "Commit": "catalog.base:CommitRecord",
-    "CommitHandle": "operations.background:CommitHandle",
+    "CommitHandle": "operations.handles:CommitHandle",
     "Diff": "operations.diff:Diff",
     "GcPlan": "operations.gc:GcPlan",
     "GcReport": "operations.gc:GcReport",

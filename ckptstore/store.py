@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
-from ckptstore.errors import InvalidArgument, UnsupportedLeaf
+from ckptstore.errors import InvalidArgument
 from ckptstore.format.codecs import Level
 from ckptstore.format.version import MIB
 from ckptstore.keeping import Keeping
@@ -27,7 +27,7 @@ from ckptstore.operations.view import ManifestView, Views, view_of
 from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:
-    from ckptstore.operations.background import CommitHandle
+    from ckptstore.operations.handles import CommitHandle
     from ckptstore.operations.ranks import Group
     from ckptstore.state.tree import Flat
 
@@ -205,15 +205,20 @@ class Store(Keeping):
         parent: Ref | None = None,
         run: str | None = None,
         allow_pickle: bool = False,
+        process_group: Group | None = None,
         just_in_time: bool = True,
         when_busy: WhenBusy = "wait",
     ) -> CommitHandle:
         """Set the state apart, return, and commit it in the background. Errors as for `commit`.
 
-        The state is this process's alone, whatever group that is in; one with DTensors is refused.
-
         An error of the background commit is raised by the handle's `result`, or else by the store's next commit or
         `close`, and told at exit if all of these never came.
+
+        In a process group of several ranks all call this, and make one commit together, as with `commit`. It returns
+        once all have set their states apart; when any of them cannot, it raises on all, and nothing is begun. The
+        background commit talks over a gloo group of its own, which the first call makes, and which waits for a silent
+        rank as long as the process group does; so training may use its groups meanwhile. Close the store, or wait for
+        the handle's `result`, before the process group is destroyed.
 
         Args:
             app_state: see `commit`.
@@ -222,22 +227,26 @@ class Store(Keeping):
             parent: see `commit`.
             run: see `commit`.
             allow_pickle: see `commit`.
+            process_group: see `commit`.
             just_in_time: leave parameters and state of the optimizers in `app_state` (also in its dicts and lists)
                 where they are, and copy what is still to be written when one of them is about to step. Until
                 then, or until the handle's `wait_staged` returns, nobody else may change them: the commit fails
                 with StateError then, unless the change went past torch's version counters, as by `.data`. All
                 else, and everything without `just_in_time`, is copied before this returns, unless it is unchanged.
                 Tensors on CUDA devices are always copied: before anything that current streams are given later.
-            when_busy: "wait" for the background commit in flight, or "raise" CommitInFlight.
+            when_busy: "wait" for the background commit in flight, or "raise" CommitInFlight; among ranks on all, when
+                any has one.
         """
+        from ckptstore.operations.together import Wish
         from ckptstore.state.tree import flatten
 
-        with self._background.turn(when_busy):
-            draft = self._draft(step, metadata, parent, run)
-            flat = flatten(app_state, allow_pickle=allow_pickle)
-            for path in flat.sharded:
-                raise UnsupportedLeaf(path, "a DTensor, in the background", "use commit, which all ranks call together")
-            return self._background.launch(flat, draft, just_in_time=just_in_time)
+        wish = Wish(
+            self._run if run is None else run,
+            step,
+            lambda: flatten(app_state, allow_pickle=allow_pickle),
+            lambda: self._draft(step, metadata, parent, run),
+        )
+        return self._background.launch(wish, process_group, just_in_time=just_in_time, when_busy=when_busy)
 
     # reading
 

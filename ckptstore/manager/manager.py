@@ -15,8 +15,8 @@ from ckptstore.manager.ranks import Ballot, Ranks
 from ckptstore.manager.saving import Moment, SavePolicy, as_policy
 from ckptstore.manager.upkeep import Upkeep
 from ckptstore.operations.address import Ref, check_step
-from ckptstore.operations.background import CommitHandle
 from ckptstore.operations.gc import DEFAULT_GRACE, check_terms
+from ckptstore.operations.handles import CommitHandle
 from ckptstore.operations.retention import KeepBest, KeepLast, Policy
 from ckptstore.store import Store
 
@@ -227,12 +227,17 @@ class CheckpointManager:
         self, decision: _Decision, state: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, background: bool
     ) -> None:
         """The one place where a commit is made; all ranks come here at the same step, for the same reason."""
-        options: dict[str, Any] = {"step": decision.step, "metadata": metrics, "allow_pickle": self._allow_pickle}
+        options: dict[str, Any] = {
+            "step": decision.step,
+            "metadata": metrics,
+            "allow_pickle": self._allow_pickle,
+            "process_group": self._group,
+        }
         if background:
             handle = self._flight = self._store.commit_async(state, **options)
             self._tidy(lambda: handle.exception() is None)
         else:
-            self._store.commit(state, process_group=self._group, **options)
+            self._store.commit(state, **options)
             if not decision.preempted:  # there may be seconds left to live, and the next run drops as well
                 self._tidy(lambda: True)
 
@@ -263,6 +268,8 @@ class CheckpointManager:
         ballot = self._ranks.agree(step, Ballot(due, preempted, self._error is not None))
         if ballot.failed and (self._final or not ballot.preempted):  # as in `_save`
             self._surface()
+            if self._flight is not None:  # it is all ranks' commit: what failed on another rank is about to fail here
+                self._flight.surface()
             raise RankFailed(f"another rank failed before step {step}: its own error says why")
         return _Decision(step, ballot.due, ballot.preempted)
 

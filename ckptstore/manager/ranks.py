@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ckptstore.errors import InvalidArgument, RankFailed
+from ckptstore.operations.ranks import beside
 
 _FAILED, _NONE = -2, -1
 
@@ -32,17 +32,13 @@ class Ballot:
 class Ranks:
     """The processes of a group, or this one alone when there is none.
 
-    They talk over a gloo group of their own, which is made here, by all of them: nothing waits for a device then, and
-    the order among collectives of the training does not matter.
+    They talk over a group of their own, which is made here, by all of them.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            # With it, torch wants all of these in equally many groups before; torch_xla's new_group does not know it.
-            some: dict[str, Any] = {} if group is None else {"use_local_synchronization": True}
-            self._group = dist.new_group(ranks, backend="gloo", **some)
+            self._group = beside(group)
 
     @property
     def leads(self) -> bool:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from ckptstore.operations.background import start_thread
+from ckptstore.operations.handles import start_thread
 
 
 class Upkeep:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
-import concurrent.futures.thread  # noqa: F401 - what registers last is called first, see the end of the file
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import CommitInFlight, InvalidArgument
-from ckptstore.operations.history import Draft
+from ckptstore.operations.channels import Channels
+from ckptstore.operations.handles import CommitHandle
 
 if TYPE_CHECKING:  # they import torch, for which nobody waits who only closes a store
+    from ckptstore.operations.history import Draft
+    from ckptstore.operations.ranks import Group
+    from ckptstore.operations.together import Wish
     from ckptstore.state.staging import Staged, Stager
     from ckptstore.state.tree import Flat
 
@@ -30,102 +28,12 @@ WhenBusy = Literal["wait", "raise"]
 _BUSY = "another background commit is in flight: call its handle's result(), or commit with when_busy='wait'"
 _FAST_DIGEST = "xxh3_128"
 
-_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
+class _Told(NamedTuple):
+    """Of a rank, or of any: whether a commit is in flight, and whether there is no channel to the others."""
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Raw bytes looked at so far, and in all."""
-
-    done: int
-    total: int
-
-
-class CommitHandle:
-    """A background commit, which holds the state as it was when it was asked for."""
-
-    def __init__(self, total: int, settle: Callable[[], None]) -> None:
-        self._future: Future[CommitRecord] = Future()
-        self._total, self._done = total, 0
-        self._settle = settle
-        self._lock = threading.Lock()
-        self._seen = False
-
-    def __repr__(self) -> str:
-        return f"<commit in the background, {'done' if self.done() else 'being written'}>"
-
-    def wait_staged(self) -> None:
-        """Return once anybody may change the state in any way; until then, what optimizers own is theirs alone."""
-        self._settle()
-
-    def done(self) -> bool:
-        """Whether the commit ended, well or not."""
-        return self._future.done()
-
-    def result(self, timeout: float | None = None) -> CommitRecord:
-        """Wait for the commit's record, at most `timeout` seconds.
-
-        Raises:
-            TimeoutError: it is still being written.
-            CkptStoreError: why it failed.
-        """
-        try:
-            record = self._future.result(timeout)
-        except FutureTimeout:
-            if not self._future.done():
-                raise TimeoutError(f"the commit is still being written after {timeout} s") from None
-            self._seen = True
-            raise
-        except BaseException:
-            self._seen = True
-            raise
-        self._seen = True
-        return record
-
-    @property
-    def progress(self) -> Progress:
-        """How far it is."""
-        return Progress(self._done, self._total)
-
-    def exception(self) -> BaseException | None:
-        """Wait until it ended; why it failed, or None. It is still raised where it would be without this call."""
-        return self._future.exception()
-
-    def surface(self) -> None:
-        """Wait until it ended; raise its error unless `result` did so already."""
-        error = self.exception()
-        if error is not None and not self._seen:
-            self._seen = True
-            raise error
-
-    def advance(self, count: int) -> None:
-        """Count bytes."""
-        with self._lock:
-            self._done += count
-
-    def run(self, work: Callable[[], CommitRecord]) -> None:
-        """Do the work in a thread. The interpreter waits for it before it exits."""
-        start_thread(lambda: self._run(work), "ckptstore-commit")
-
-    def _run(self, work: Callable[[], CommitRecord]) -> None:
-        try:
-            self._future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it must reach the caller's thread
-            self._future.set_exception(error)
-            atexit.register(self._report)
-
-    def _report(self) -> None:
-        """Say at exit what nobody asked for."""
-        if not self._seen:
-            sys.stderr.write(f"ckptstore: a background commit failed: {self._future.exception()!r}\n")
-
-
-def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    """Do the work in a thread, for which the interpreter waits while there still are thread pools."""
-    thread = threading.Thread(target=work, name=name)
-    _THREADS.add(thread)
-    thread.start()
-    return thread
+    busy: bool
+    apart: bool
 
 
 class Background:
@@ -133,34 +41,38 @@ class Background:
 
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._flight: CommitHandle | None = None
         self._staged: Staged | None = None
         self._stager: Stager | None = None
+        self._channels = Channels()
 
-    @contextmanager
-    def turn(self, when_busy: WhenBusy) -> Iterator[None]:
-        """Alone, and with no commit in flight. Raises CommitInFlight, if asked to, and the error of the last commit."""
-        if when_busy not in get_args(WhenBusy):
-            raise InvalidArgument(f"when_busy={when_busy!r}: choose one of {', '.join(get_args(WhenBusy))}")
-        patient = when_busy == "wait"
-        if not self._turn.acquire(blocking=patient):
-            raise CommitInFlight(_BUSY)
-        try:
-            if not patient and self._flight is not None and not self._flight.done():
+    def launch(self, wish: Wish, group: Group | None, *, just_in_time: bool, when_busy: WhenBusy) -> CommitHandle:
+        """Stage a state and commit it in a thread: on all ranks of the group, or on none.
+
+        Raises CommitInFlight when that was asked for and any rank has one, what kept this rank from it, also the error
+        of its last commit, or RankFailed for what kept another one.
+        """
+        from ckptstore.operations.ranks import Ranks, given, seat
+
+        ranks = Ranks(*seat(group), group)
+        key = given(group) if ranks.count > 1 else None
+        ready: list[tuple[Staged, Wish]] = []
+        with ExitStack() as turn:
+
+            def prepare() -> _Told:
+                if not turn.enter_context(self._turn(when_busy)):
+                    return _Told(busy=True, apart=False)
+                ready.append(self._prepare(wish, just_in_time=just_in_time, drafts=ranks.is_coordinator))
+                return _Told(busy=False, apart=key is not None and not self._channels.has(key))
+
+            told = ranks.agree(prepare, _told_by_any)
+            if told.busy:
                 raise CommitInFlight(_BUSY)
-            self.land()
-            yield
-        finally:
-            self._turn.release()
-
-    def launch(self, flat: Flat, draft: Draft, *, just_in_time: bool) -> CommitHandle:
-        """Stage a state and commit it in a thread; in `turn`."""
-        staged = self._staged = self._own_stager().stage(flat, just_in_time=just_in_time)
-        handle = CommitHandle(flat.nbytes, staged.settle)
-        handle.run(lambda: self._commit(staged, draft, handle.advance))
-        self._flight = handle
-        return handle
+            if told.apart:
+                self._channels.make(group)
+            self._flight = self._start(*ready[0], key)
+            return self._flight
 
     def look(self, flat: Flat) -> Flat:
         """A state to be committed at once, with what is known of tensors on devices; after `land`."""
@@ -174,32 +86,84 @@ class Background:
     def land(self) -> None:
         """Wait for the commit in flight; raise its error unless somebody saw it."""
         flight, self._flight = self._flight, None
-        staged, self._staged = self._staged, None
         try:
             if flight is not None:
                 flight.surface()
         finally:
-            if staged is not None:
-                staged.just_in_time.unhook()
+            self._unhook()
 
     def close(self) -> None:
-        """`land`, and give back the kept memory."""
+        """`land`, and give back the kept memory and the channels."""
         try:
             self.land()
         finally:
+            self._channels.close()
             if self._stager is not None:
                 self._stager.close()
                 self._stager = None
 
-    def _commit(self, staged: Staged, draft: Draft, advance: Advance) -> CommitRecord:
+    @contextmanager
+    def _turn(self, when_busy: WhenBusy) -> Iterator[bool]:
+        """Alone, and with no commit in flight; false when there is one, and nobody wants to wait.
+
+        Raises the error of the last commit.
+        """
+        if when_busy not in get_args(WhenBusy):
+            raise InvalidArgument(f"when_busy={when_busy!r}: choose one of {', '.join(get_args(WhenBusy))}")
+        patient = when_busy == "wait"
+        if not self._lock.acquire(blocking=patient):
+            yield False
+            return
+        try:
+            if not patient and self._flight is not None and not self._flight.done():
+                yield False
+                return
+            self.land()
+            yield True
+        finally:
+            if self._flight is None:
+                self._unhook()
+            self._lock.release()
+
+    def _prepare(self, wish: Wish, *, just_in_time: bool, drafts: bool) -> tuple[Staged, Wish]:
+        """The state staged, and how to commit it."""
+        draft = wish.draft() if drafts else None
+        staged = self._staged = self._own_stager().stage(wish.flatten(), just_in_time=just_in_time)
+        return staged, replace(wish, flatten=staged.settled, draft=lambda: cast("Draft", draft))
+
+    def _start(self, staged: Staged, wish: Wish, group: Group | None) -> CommitHandle:
+        handle = CommitHandle(staged.flat.nbytes, staged.settle)
+        handle.run(lambda: self._commit(staged, wish, group, handle.advance))
+        return handle
+
+    def _commit(self, staged: Staged, wish: Wish, group: Group | None, advance: Advance) -> CommitRecord:
         from ckptstore.operations.commit import commit
 
         try:
+            if group is not None or staged.flat.sharded:
+                record = self._commit_together(wish, group)
+                advance(staged.flat.nbytes)
+                return record
             staged.just_in_time.prepare()
-            return commit(self._chunks, staged.flat, draft, advance)
+            return commit(self._chunks, staged.flat, wish.draft(), advance)
         finally:
             staged.just_in_time.close()
             self._own_stager().remember()
+
+    def _commit_together(self, wish: Wish, group: Group | None) -> CommitRecord:
+        from ckptstore.operations.together import commit_together
+
+        try:
+            return commit_together(self._chunks, self._channels.ranks(group), wish)
+        except BaseException as error:
+            self._channels.leave(group, error)
+            raise
+
+    def _unhook(self) -> None:
+        """Leave the optimizers."""
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.just_in_time.unhook()
 
     def _own_stager(self) -> Stager:
         from ckptstore.state.staging import Stager
@@ -210,10 +174,5 @@ class Background:
         return self._stager
 
 
-def _finish() -> None:
-    for thread in list(_THREADS):
-        thread.join()
-
-
-# The interpreter itself waits for threads only after it has closed all thread pools, which a commit still needs.
-threading._register_atexit(_finish)  # type: ignore[attr-defined]  # noqa: SLF001
+def _told_by_any(told: list[_Told]) -> list[_Told]:
+    return [_Told(any(one.busy for one in told), any(one.apart for one in told))] * len(told)

@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,33 @@ def seat(group: dist.ProcessGroup | None) -> Seat:
     if rank < 0:
         raise InvalidArgument("this process is not in the process group: call this on its ranks only")
     return Seat(rank, dist.get_world_size(group))
+
+
+def given(group: Group | None) -> Group:
+    """The group itself, or the default one, which must be there."""
+    found = group or dist.group.WORLD
+    assert found is not None
+    return found
+
+
+def beside(group: Group | None) -> Group:
+    """A gloo group of the same ranks that waits as long for one of them, made here by all.
+
+    Nothing waits for a device there, and the order among other collectives does not matter.
+    """
+    known, place = given(group), seat(group)
+    name = Ranks(*place, group).agree(lambda: None, lambda told: [f"ckptstore-{uuid4().hex}"] * len(told))
+    store = dist.PrefixStore(f"{name}/", known.get_group_store())
+    waits = known._get_backend(_device_of(group)).options._timeout  # noqa: SLF001 - has no public name
+    made = Group(store, *place)
+    made._set_group_name(name)  # noqa: SLF001
+    made._set_default_backend(Group.BackendType.GLOO)  # noqa: SLF001
+    gloo = dist.ProcessGroupGloo(store, *place, waits)
+    made._register_backend(torch.device("cpu"), Group.BackendType.GLOO, gloo)  # noqa: SLF001
+    # new_group() names by counting: ranks that are in unequally many groups would wait for each other for ever
+    places = {rank: number for number, rank in enumerate(dist.get_process_group_ranks(known))}
+    dist.distributed_c10d._register_pg_in_world(made, "gloo", store, name, "cpu:gloo", places)  # noqa: SLF001
+    return made
 
 
 class Ranks:
@@ -144,10 +172,10 @@ class Ranks:
 
 @contextmanager
 def _hearing() -> Iterator[None]:
-    """Raises RankFailed when a rank is gone, or silent for longer than the group waits."""
+    """Raises RankFailed when a rank is gone, silent for longer than the group waits, or the group is destroyed."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise RankFailed(f"a rank of the process group is gone: start all again ({error})") from error
 
 

@@ -29,14 +29,15 @@ class _State(Enum):
 
 
 class Lender:
-    """The memory of one tensor while a commit reads it."""
+    """The memory of one tensor while a commit reads it; `whole` is the DTensor that it is a part of, if it is one."""
 
-    def __init__(self, path: str, tensor: Tensor, buffers: KeptBuffers) -> None:
+    def __init__(self, path: str, tensor: Tensor, whole: Tensor | None, buffers: KeptBuffers) -> None:
         self._tensor = tensor.detach()  # keeps this memory, whatever becomes of who owns it
+        self._shown = [self._tensor] if whole is None else [self._tensor, whole.detach()]  # each counts its own changes
         plain = plain_bytes(self._tensor)
         assert plain is not None
         self._live: Bytes = np.frombuffer(plain, np.uint8)
-        self._path, self._buffers, self._version = path, buffers, tensor._version  # noqa: SLF001 - has no public name
+        self._path, self._buffers, self._versions = path, buffers, self._read_versions()
         self._turn = Condition()
         self._state = _State.LIVE
         self._borrowed_to = self._loans = 0
@@ -96,6 +97,11 @@ class Lender:
                     "call the handle's wait_staged() before that, or commit with just_in_time=False"
                 )
 
+    def copied(self) -> Kept:
+        """After `settle`: the memory that has the copy. Raises StateError as `check` does."""
+        self.check()
+        return self._kept()
+
     def keep(self, start: int, stop: int) -> memoryview:
         """A copy of borrowed bytes that lasts until the next commit."""
         target = self._kept().content[start:stop]
@@ -109,7 +115,10 @@ class Lender:
             self._turn.notify_all()
 
     def _has_changed(self) -> bool:
-        return self._tensor._version != self._version  # noqa: SLF001 - as above
+        return self._read_versions() != self._versions
+
+    def _read_versions(self) -> list[int]:
+        return [tensor._version for tensor in self._shown]  # noqa: SLF001 - has no public name
 
     def _kept(self) -> Kept:
         held = self._buffers.take(self._path, len(self._live))
@@ -141,11 +150,11 @@ class LiveLeaf(TensorLeaf):
     lender: Lender
 
 
-def live_leaf(path: str, leaf: TensorLeaf, buffers: KeptBuffers) -> LiveLeaf:
-    """A tensor that is plain memory, to be borrowed."""
+def live_leaf(path: str, leaf: TensorLeaf, whole: Tensor | None, buffers: KeptBuffers) -> LiveLeaf:
+    """A tensor that is plain memory, to be borrowed; `whole`: see `Lender`."""
     assert isinstance(leaf.tensor, Tensor)
     same = as_tracked(leaf.tensor.detach(), parameter=leaf.parameter, requires_grad=leaf.requires_grad)
-    return LiveLeaf(same, Lender(path, leaf.tensor, buffers))
+    return LiveLeaf(same, Lender(path, leaf.tensor, whole, buffers))
 
 
 def live_leaves(flat: Flat) -> list[LiveLeaf]:

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ckptstore.state.composites import is_dense
+from ckptstore.state.shards import is_sharded, part_of
 from ckptstore.state.tensors import Array, same_place
 
 
 class Owned:
-    """Parameters of some optimizers and tensors of their state, as they are now.
+    """Parameters of some optimizers and tensors of their state, as they are now; of DTensors, this process's parts.
 
     What else an optimizer refers to, such as a learning rate that is a tensor, is also changed by others.
     """
@@ -48,7 +49,9 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _within(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
+    if is_sharded(value):
+        yield part_of(value)
+    elif isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         yield from _within(list(value.values()))

@@ -7,13 +7,14 @@ import zlib
 from collections.abc import Sequence
 from itertools import pairwise, product
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import torch
 
 from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.format.grid import Index
 from ckptstore.format.selection import Selection
+from ckptstore.state.tensors import as_tracked
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -46,6 +47,15 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 def part_of(tensor: DTensor) -> torch.Tensor:
     """What this process has of it: the memory itself, which autograd does not track."""
     return tensor._local_tensor.detach()  # noqa: SLF001 - to_local() copies what is still on its way, and tracks it
+
+
+def form_of(tensor: DTensor) -> DTensor:
+    """The same without memory, which stays as it is now whatever becomes of the other."""
+    part, kind = part_of(tensor), cast("Any", type(tensor))
+    empty = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="meta")
+    form = kind(empty, tensor._spec, requires_grad=False)  # noqa: SLF001 - from_local() takes milliseconds
+    made = as_tracked(form, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
+    return cast("DTensor", made)
 
 
 def regions_of(tensor: DTensor, path: str) -> list[Region]:

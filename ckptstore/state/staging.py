@@ -18,9 +18,10 @@ from ckptstore.format.manifest import Value
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
-from ckptstore.state.live import JustInTime, Lender, live_leaf
+from ckptstore.state.live import JustInTime, Lender, LiveLeaf, live_leaf
 from ckptstore.state.optimizers import Owned
 from ckptstore.state.pieces import PiecedLeaf
+from ckptstore.state.shards import form_of
 from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, lacks_address, plain_bytes
 from ckptstore.state.tree import Flat
 
@@ -40,6 +41,12 @@ class Staged:
 
     flat: Flat
     just_in_time: JustInTime
+
+    def settled(self) -> Flat:
+        """The state with nothing live in it; what still is gets copied. Raises StateError, see `Lender.check`."""
+        self.just_in_time.prepare()
+        self.just_in_time.settle_all()
+        return replace(self.flat, leaves={path: _settled(leaf) for path, leaf in self.flat.leaves.items()})
 
     def settle(self) -> None:
         """Return once anybody may change the state, from any queue of a device too."""
@@ -78,9 +85,10 @@ class Stager:
         optimizers = [it for it in flat.stateful.values() if isinstance(it, Optimizer)] if just_in_time else []
         there = self._devices.stage(single, apart=True)
         here = {path: leaf for path, leaf in single.items() if path not in there}
-        live, owners = self._live(here, Owned(optimizers))
+        live, owners = self._live(here, flat.sharded, Owned(optimizers))
         staged = there | live | self._copies({path: leaf for path, leaf in here.items() if path not in live})
-        return Staged(_with(flat, staged), JustInTime(owners, self._buffers))
+        sharded = {path: form_of(tensor) for path, tensor in flat.sharded.items()}
+        return Staged(replace(_with(flat, staged), sharded=sharded), JustInTime(owners, self._buffers))
 
     def look(self, flat: Flat) -> Flat:
         """The state where it is, with what is known of tensors on devices; it may not change before it is committed.
@@ -101,14 +109,14 @@ class Stager:
                 kept.fingerprint, kept.steady = now, before in {None, now}
 
     def _live(
-        self, leaves: Leaves, owned: Owned
+        self, leaves: Leaves, sharded: Mapping[str, Tensor], owned: Owned
     ) -> tuple[dict[str, TensorLeaf | Value], dict[Optimizer, list[Lender]]]:
         live: dict[str, TensorLeaf | Value] = {}
         lenders: dict[Optimizer, list[Lender]] = {}
         for path, leaf in leaves.items():
             owners = owned.owners(leaf.tensor) if _plain(leaf) is not None else []
             if owners:
-                live[path] = made = live_leaf(path, leaf, self._buffers)
+                live[path] = made = live_leaf(path, leaf, sharded.get(path), self._buffers)
                 for owner in owners:
                     lenders.setdefault(owner, []).append(made.lender)
         return live, lenders
@@ -166,6 +174,10 @@ def _copy(leaf: TensorLeaf | Value, kept: Kept | None) -> TensorLeaf | Value:
     if isinstance(made, Tensor):
         made = as_tracked(made, parameter=leaf.parameter, requires_grad=leaf.requires_grad)
     return TensorLeaf(made)
+
+
+def _settled(leaf: TensorLeaf | Value) -> TensorLeaf | Value:
+    return _copy(leaf, leaf.lender.copied()) if isinstance(leaf, LiveLeaf) else leaf
 
 
 def _shaped(content: Bytes, like: Array) -> Array:

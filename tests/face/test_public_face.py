@@ -100,7 +100,7 @@ SIGNATURES = {
     "commit": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False, "
     "process_group=None, progress=None)",
     "commit_async": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False, "
-    "just_in_time=True, when_busy='wait')",
+    "process_group=None, just_in_time=True, when_busy='wait')",
     "tag": "(self, name, step)",
     "untag": "(self, name)",
     "delete": "(self, step)",

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import ckptstore
 from ckptstore import CheckpointManager, SaveAt, SaveIf
@@ -63,6 +65,21 @@ def failing(store, rank):
             manager.save(2, state(2))  # they are together again
 
 
+def shards(store, rank):
+    """Each has a part of a tensor, and something for itself; both change at once."""
+    weight = distribute_tensor(torch.zeros(3000), DeviceMesh("cpu", [0, 1]), [Shard(0)])
+    own: dict[str, Any] = {"w": weight, "position": 0}
+    with CheckpointManager(store, 2) as manager:
+        for step in range(5):
+            weight.fill_(step)
+            own["position"] = 10 * step + rank
+            manager.save(step, own)
+        weight.fill_(-1)
+        manager.join()
+        manager.restore(2, own)
+    return store.steps(), weight.to_local().unique().tolist(), own["position"]
+
+
 def wait_for_failure(manager):
     assert manager._flight.exception()
 
@@ -82,8 +99,7 @@ def newest(store, rank):
     alone = [dist.new_group([0]), dist.new_group([1])][rank]
     with ckptstore.open(store.url, run=f"{store.run}-{rank}") as own, CheckpointManager(own, 1) as manager:
         for step in range(3 + rank):
-            manager.save(step, state(step)) if step < 3 else own.commit(state(step), step=step, process_group=alone)
-        manager.join()
+            own.commit(state(step), step=step, process_group=alone)
         return manager.latest_step(), int(manager.restore()["w"][0])
 
 

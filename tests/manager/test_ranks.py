@@ -19,6 +19,7 @@ SCENARIOS = [
     "signalled",
     "policies",
     "steps",
+    "shards",
     "failing",
     "policy_fails",
     "newest",
@@ -79,12 +80,16 @@ def test_another_step_is_told_to_all(told):
     assert first[0] == "InvalidArgument" and "steps 3 to 4" in first[1]
 
 
+def test_they_save_together_in_the_background(told):
+    assert told["shards"] == ([[0, 2, 4], [2.0], 20], [[0, 2, 4], [2.0], 21])
+
+
 def test_a_failure_of_one_is_told_to_all_and_they_stay_together(told, folder):
     first, second = told["failing"]
-    assert first[0] == "RankFailed" and "step 1" in first[1]
+    assert first[0] == "RankFailed" and "rank 1 failed: StorageFull: no space" in first[1]
     assert second == ["StorageFull", "no space"]
     with ckptstore.open(folder / "store", run="failing") as store:
-        assert store.steps() == [0, 2]
+        assert store.steps() == [2]
 
 
 def test_a_policy_that_fails_leaves_nobody_waiting(told):
@@ -117,7 +122,7 @@ def test_a_rank_that_is_gone_is_told(folder):
     assert statuses == [0, -signal.SIGKILL]
     assert said[0][0] == "RankFailed" and "gone" in said[0][1]
     with ckptstore.open(folder / "store", run="gone") as store:
-        assert store.latest() == 2
+        assert store.latest() in {1, 2}  # the last one was on its way
 
 
 @pytest.mark.crash

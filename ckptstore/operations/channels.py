@@ -1,0 +1,58 @@
+"""What ranks talk over in the background, while the training goes on over its own groups."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # see `background`
+    from ckptstore.operations.ranks import Group, Ranks
+
+
+class Channels:
+    """Beside each process group a gloo group of the same ranks, for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._made: dict[Group, Group] = {}
+
+    def has(self, group: Group) -> bool:
+        """Whether there is one."""
+        return group in self._made
+
+    def make(self, group: Group | None) -> None:
+        """Make another one; called by all ranks."""
+        from ckptstore.operations.ranks import beside, given
+
+        self.leave(given(group))
+        self._made[given(group)] = beside(group)
+
+    def ranks(self, group: Group | None) -> Ranks:
+        """Those that talk over it, or this process alone."""
+        from ckptstore.operations.ranks import Ranks, seat
+
+        if group is None:
+            return Ranks(0, 1)
+        own = self._made[group]
+        return Ranks(*seat(own), own)
+
+    def leave(self, group: Group | None, failure: BaseException | None = None) -> None:
+        """Give it up, if there is one: ranks that wait for this one hear of it then.
+
+        Its connections close when nobody refers to it; so what the functions had that a `failure` came through is
+        forgotten.
+        """
+        while failure is not None:
+            traceback.clear_frames(failure.__traceback__)
+            failure = failure.__cause__ or failure.__context__
+        own = None if group is None else self._made.pop(group, None)
+        if own is not None:
+            import torch.distributed as dist
+
+            with suppress(ValueError):  # it was destroyed together with the default group
+                dist.destroy_process_group(own)
+
+    def close(self) -> None:
+        """Leave all groups."""
+        for group in list(self._made):
+            self.leave(group)
