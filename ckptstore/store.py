@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,7 +30,7 @@ from ckptstore.progress import ProgressCallback, meter
 if TYPE_CHECKING:
     from ckptstore.operations.handles import CommitHandle
     from ckptstore.operations.ranks import Group
-    from ckptstore.state.tree import Flat
+    from ckptstore.operations.together import Wish
 
 DEFAULT_RUN = "main"
 DEFAULT_CHUNK_BYTES = 4 * MIB
@@ -173,28 +174,8 @@ class Store(Keeping):
             InvalidArgument: a bad step, run, parent or metadata; ranks that give another store, run or step.
             RankFailed: another rank failed, or is gone.
         """
-        from ckptstore.operations.commit import commit
-        from ckptstore.operations.ranks import Ranks, seat
-        from ckptstore.operations.together import Wish, commit_together
-        from ckptstore.state.tree import flatten
-
-        def draft() -> history.Draft:
-            return self._draft(step, metadata, parent, run)
-
-        def flat() -> Flat:
-            self._background.land()
-            return flatten(app_state, allow_pickle=allow_pickle)
-
-        name = self._run if run is None else run
-        ranks = Ranks(*seat(process_group), process_group)
-        if ranks.count > 1:
-            return commit_together(self._parts, ranks, Wish(name, step, flat, draft))
-        self._background.land()  # before the parent is looked up
-        drafted, state = draft(), flat()
-        if state.sharded:
-            return commit_together(self._parts, ranks, Wish(name, step, lambda: state, draft))
-        looked = self._background.look(state)
-        return commit(self._parts, looked, drafted, meter(progress, "commit", looked.nbytes))
+        wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle)
+        return self._background.commit(wish, process_group, progress)
 
     def commit_async(
         self,
@@ -231,21 +212,14 @@ class Store(Keeping):
             just_in_time: leave parameters and state of the optimizers in `app_state` (also in its dicts and lists)
                 where they are, and copy what is still to be written when one of them is about to step. Until
                 then, or until the handle's `wait_staged` returns, nobody else may change them: the commit fails
-                with StateError then, unless the change went past torch's version counters, as by `.data`. All
-                else, and everything without `just_in_time`, is copied before this returns, unless it is unchanged.
+                with StateError then, unless the change went past torch's version counters, as by `.data` or a DTensor's
+                `to_local()`. All else, and everything without `just_in_time`, is copied before this returns, unless it
+                is unchanged.
                 Tensors on CUDA devices are always copied: before anything that current streams are given later.
             when_busy: "wait" for the background commit in flight, or "raise" CommitInFlight; among ranks on all, when
                 any has one.
         """
-        from ckptstore.operations.together import Wish
-        from ckptstore.state.tree import flatten
-
-        wish = Wish(
-            self._run if run is None else run,
-            step,
-            lambda: flatten(app_state, allow_pickle=allow_pickle),
-            lambda: self._draft(step, metadata, parent, run),
-        )
+        wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle)
         return self._background.launch(wish, process_group, just_in_time=just_in_time, when_busy=when_busy)
 
     # reading
@@ -399,6 +373,23 @@ class Store(Keeping):
         from ckptstore.operations.numbers import with_numbers
 
         return with_numbers(self._parts, diff, memory_budget_bytes, progress)
+
+    def _wish(
+        self,
+        app_state: Mapping[str, Any],
+        step: int,
+        metadata: Mapping[str, Any] | None,
+        parent: Ref | None,
+        run: str | None,
+        *,
+        allow_pickle: bool,
+    ) -> Wish:
+        from ckptstore.operations.together import Wish
+        from ckptstore.state.tree import flatten
+
+        name = self._run if run is None else run
+        flat = partial(flatten, app_state, allow_pickle=allow_pickle)
+        return Wish(name, step, flat, lambda: self._draft(step, metadata, parent, run))
 
     def _draft(
         self, step: int, metadata: Mapping[str, Any] | None, parent: Ref | None, run: str | None

@@ -1,4 +1,4 @@
-"""Commits that go on while training does."""
+"""Commits that go on while training does, and those that wait for them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import CommitInFlight, InvalidArgument
 from ckptstore.operations.channels import Channels
 from ckptstore.operations.handles import CommitHandle
+from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:  # they import torch, for which nobody waits who only closes a store
     from ckptstore.operations.history import Draft
@@ -37,7 +38,7 @@ class _Told(NamedTuple):
 
 
 class Background:
-    """The background commits of one store: one at a time."""
+    """The commits of one store; those in the background one at a time."""
 
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
@@ -46,6 +47,26 @@ class Background:
         self._staged: Staged | None = None
         self._stager: Stager | None = None
         self._channels = Channels()
+
+    def commit(self, wish: Wish, group: Group | None, progress: ProgressCallback | None) -> CommitRecord:
+        """Commit a state at once, after the one in flight, together with all ranks of the group."""
+        from ckptstore.operations.commit import commit
+        from ckptstore.operations.ranks import Ranks, seat
+        from ckptstore.operations.together import commit_together
+
+        def landed() -> Flat:
+            self.land()
+            return wish.flatten()
+
+        ranks = Ranks(*seat(group), group)
+        if ranks.count > 1:
+            return commit_together(self._chunks, ranks, replace(wish, flatten=landed))
+        self.land()  # before the parent is looked up
+        draft, flat = wish.draft(), wish.flatten()
+        if flat.sharded:
+            return commit_together(self._chunks, ranks, replace(wish, flatten=lambda: flat, draft=lambda: draft))
+        looked = self._own_stager().look(flat)
+        return commit(self._chunks, looked, draft, meter(progress, "commit", looked.nbytes))
 
     def launch(self, wish: Wish, group: Group | None, *, just_in_time: bool, when_busy: WhenBusy) -> CommitHandle:
         """Stage a state and commit it in a thread: on all ranks of the group, or on none.
@@ -73,10 +94,6 @@ class Background:
                 self._channels.make(group)
             self._flight = self._start(*ready[0], key)
             return self._flight
-
-    def look(self, flat: Flat) -> Flat:
-        """A state to be committed at once, with what is known of tensors on devices; after `land`."""
-        return self._own_stager().look(flat)
 
     def settle(self) -> None:
         """Return once anybody may change the state of the commit in flight."""

@@ -14,9 +14,10 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-import zstandard
+from torch.distributed.distributed_c10d import GroupName, PrefixStore, _register_pg_in_world
 
 from ckptstore.errors import InvalidArgument, RankFailed
+from ckptstore.format import frames
 
 Group = dist.ProcessGroup
 
@@ -56,8 +57,8 @@ def beside(group: Group | None) -> Group:
     Nothing waits for a device there, and the order among other collectives does not matter.
     """
     known, place = given(group), seat(group)
-    name = Ranks(*place, group).agree(lambda: None, lambda told: [f"ckptstore-{uuid4().hex}"] * len(told))
-    store = dist.PrefixStore(f"{name}/", known.get_group_store())
+    name = GroupName(Ranks(*place, group).agree(lambda: None, lambda told: [f"ckptstore-{uuid4().hex}"] * len(told)))
+    store = PrefixStore(f"{name}/", known.get_group_store())
     waits = known._get_backend(_device_of(group)).options._timeout  # noqa: SLF001 - has no public name
     made = Group(store, *place)
     made._set_group_name(name)  # noqa: SLF001
@@ -66,7 +67,7 @@ def beside(group: Group | None) -> Group:
     made._register_backend(torch.device("cpu"), Group.BackendType.GLOO, gloo)  # noqa: SLF001
     # new_group() names by counting: ranks that are in unequally many groups would wait for each other for ever
     places = {rank: number for number, rank in enumerate(dist.get_process_group_ranks(known))}
-    dist.distributed_c10d._register_pg_in_world(made, "gloo", store, name, "cpu:gloo", places)  # noqa: SLF001
+    _register_pg_in_world(made, "gloo", store, name, "cpu:gloo", places)
     return made
 
 
@@ -181,12 +182,12 @@ def _hearing() -> Iterator[None]:
 
 def packed(told: Any) -> bytes:
     """What a rank sends to the coordinator: paths and shapes repeat themselves."""
-    return zstandard.ZstdCompressor(level=1).compress(pickle.dumps(told))
+    return frames.pack(pickle.dumps(told))
 
 
 def unpacked(sent: bytes) -> Any:
     """The inverse of `packed`."""
-    return pickle.loads(zstandard.ZstdDecompressor().decompress(sent))
+    return pickle.loads(frames.unpack(sent))
 
 
 def _reason(failure: BaseException | None) -> str | None:

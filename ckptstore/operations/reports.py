@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-import zstandard
 
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.errors import StateError
+from ckptstore.format import frames
 from ckptstore.format.manifest import Value, split_digests
 from ckptstore.operations.shares import Deals, Shard
 
@@ -97,12 +97,12 @@ class Report(NamedTuple):
         packs = [_Pack(pack.name, pack.size, [_frame(chunk) for chunk in pack.chunks]) for pack in self.packs]
         chunks = {path: _Chunks(list(held), b"".join(held.values())) for path, held in self.chunks.items()}
         told = _Told(packs, chunks, dict(self.inline), dict(self.values), self.bases)
-        return zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(told))
+        return frames.pack(msgspec.msgpack.encode(told))
 
     @staticmethod
     def decode(data: bytes, digest_size: int) -> Report:
         """The inverse of `encode`."""
-        told = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(data), type=_Told)
+        told = msgspec.msgpack.decode(frames.unpack(data), type=_Told)
         packs = [
             NewPack(pack.name, pack.size, [_location(pack.name, chunk) for chunk in pack.chunks]) for pack in told.packs
         ]

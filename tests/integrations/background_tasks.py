@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 import ckptstore
+from ckptstore.state.staging import Stager
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import flatten
 from ckptstore.storage.local import LocalStorage
@@ -44,7 +45,7 @@ class Training:
         self.model = fully_shard(model, mesh=self.mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.buffer = torch.zeros(3000)
-        self.average = distribute_tensor(torch.zeros(700, 5), self.mesh, [Replicate()])
+        self.average = distribute_tensor(torch.zeros(700, 5), self.mesh, [Replicate()]).requires_grad_()
         self.app_state = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -65,7 +66,7 @@ class Training:
     def spoil(self):
         """What others than the optimizer change, at once."""
         self.buffer.add_(1)
-        self.average.add_(1)
+        self.average.data.add_(1)
         self.app_state["own"].mul_(-1)
         self.app_state["loader"]["position"] = -1
 
@@ -97,6 +98,30 @@ def train_in_background(group, place, steps):
             found = training.content()
             wrong += [(step, path) for path, content in wanted[step].items() if found[path] != content]
     return wrong
+
+
+@task
+def change_what_is_lent(group, how):
+    """Between staging and copying; whether what was set apart is what it was."""
+    training = Training(group)
+    training.step(0)
+    weight, path = training.model[0].weight, "model/0.weight"
+    wanted, stager = training.content()[path], Stager(None)
+    staged = stager.stage(flatten(training.app_state), just_in_time=True)
+    try:
+        with torch.no_grad():
+            {
+                "by its optimizer": training.optimizer.step,
+                "as a whole": lambda: weight.add_(1),
+                "its form": lambda: training.average.requires_grad_(False),
+            }[how]()
+        flat = staged.settled()
+    finally:
+        staged.just_in_time.unhook()
+        stager.close()
+    leaf = flat.leaves[path]
+    assert isinstance(leaf, TensorLeaf) and flat.sharded["average"].requires_grad
+    return bytes(leaf.row_major()) == wanted
 
 
 @task

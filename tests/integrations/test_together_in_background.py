@@ -16,6 +16,17 @@ def test_what_changes_after_the_return_is_not_stored(crew, store, count):
     assert store.verify().problems == ()
 
 
+@pytest.mark.parametrize("how", ["by its optimizer", "its form"])
+def test_what_is_left_where_it_is_may_change(crew, how):
+    assert crew.do("change_what_is_lent", 2, how=how) == [True, True]
+
+
+def test_only_its_optimizer_may_change_a_tensor(crew):
+    answers = crew.tell("change_what_is_lent", 2, how="as a whole")
+    assert [answer["error"] for answer in answers] == ["StateError"] * 2
+    assert "'model/0.weight' was changed, and not by its optimizer's step" in answers[0]["told"]
+
+
 def test_each_stands_on_the_one_before(crew, store):
     assert crew.do("commit_in_turns", 2, place=store.url) == [[True] * 3] * 2
     commits = [store.find(step) for step in range(4)]

@@ -55,7 +55,7 @@ def failing(store, rank):
     with CheckpointManager(store, 1) as manager:
         if rank == 1:
             LocalStorage.put = refuse  # type: ignore[method-assign]
-        manager.save(0, state(rank))
+        manager.save(0, state(100 + rank))
         if rank == 1:
             wait_for_failure(manager)
             LocalStorage.put = put  # type: ignore[method-assign]
