@@ -76,6 +76,7 @@ class RankJob:
         dist.barrier()
         if dist.get_rank() == 0:
             remove(tool.folder)
+        dist.barrier()
 
     def _time(self, row: str, tool: RankTool, act: Callable[[], None]) -> None:
         """Until all ranks are done."""

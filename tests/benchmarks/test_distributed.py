@@ -6,11 +6,12 @@ import pytest
 @pytest.mark.slow
 def test_a_small_run_measures_every_row(tmp_path, run):
     files = [f"--json={tmp_path}/all.json", f"--markdown={tmp_path}/all.md"]
-    run("distributed", "--mib=24", "--runs=1", "--ranks", "2", "--simulated=16", "--chunks=160", *files)
+    run("distributed", "--mib=24", "--runs=2", "--ranks", "2", "--simulated=16", "--chunks=160", *files)
     found = json.loads((tmp_path / "all.json").read_text())
     samples, tools = found["samples"], {"ckptstore", "DCP"}
     for row in ("save all-new", "save unchanged", "load whole"):
         assert samples[f"2 ranks, {row}"].keys() == tools
+        assert all(len(values) == 2 for values in samples[f"2 ranks, {row}"].values())
     assert 1 <= samples["2 ranks, load whole: read, share"]["ckptstore"][0] < 4
     same = dict.fromkeys(tools, True)
     assert found["correct"] == {
