@@ -63,20 +63,15 @@ class RankJob:
             self._add_reads(tool, bytes_read() - before)
             self._check("load whole", tool, tensors)
         for tool in tools:
-            if not tool.keeps_steps:
-                self._remove(tool)
             self._time("save unchanged", tool, partial(tool.save, tensors))
             self._clear()
             tool.load(self._into)
             self._check("save unchanged", tool, tensors)
         for tool in tools:
             tool.close()
-            self._remove(tool)
-
-    def _remove(self, tool: RankTool) -> None:
         dist.barrier()
         if dist.get_rank() == 0:
-            remove(tool.folder)
+            remove(*(tool.folder for tool in tools))
         dist.barrier()
 
     def _time(self, row: str, tool: RankTool, act: Callable[[], None]) -> None:

@@ -21,11 +21,9 @@ class RankTool(ABC):
     """Saves to a folder of its own. Every method is called by all ranks, but for `close`."""
 
     name: ClassVar[str]
-    keeps_steps: ClassVar[bool] = False
-    """Whether a further save goes to the same folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.step = folder, 0
 
     @abstractmethod
     def save(self, tensors: Tensors) -> None:
@@ -43,37 +41,41 @@ class Own(RankTool):
     """Every save is the next step of one store, which stays open, as it does in a training."""
 
     name = OWN
-    keeps_steps = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._step, self._store = 0, ckptstore.open(folder)
+        self._store = ckptstore.open(folder)
 
     def save(self, tensors: Tensors) -> None:
-        self._step += 1
-        save({"state": tensors}, storage_writer=StoreWriter(self._store, step=self._step))
+        self.step += 1
+        save({"state": tensors}, storage_writer=StoreWriter(self._store, step=self.step))
 
     def load(self, into: Tensors) -> None:
-        load({"state": into}, storage_reader=StoreReader(self._store, step=self._step))
+        load({"state": into}, storage_reader=StoreReader(self._store, step=self.step))
 
     def close(self) -> None:
         self._store.close()
 
 
 class Files(RankTool):
-    """DCP's own files."""
+    """DCP's own files, a folder for each save: no training removes the last one before the next one is there."""
 
     name = PEER
 
     def save(self, tensors: Tensors) -> None:
+        self.step += 1
         with quiet():
-            save({"state": tensors}, storage_writer=FileSystemWriter(self.folder, sync_files=True))
+            save({"state": tensors}, storage_writer=FileSystemWriter(self._last, sync_files=True))
         if dist.get_rank() == 0:
-            sync(self.folder)
+            sync(self._last)
 
     def load(self, into: Tensors) -> None:
         with quiet():
-            load({"state": into}, storage_reader=FileSystemReader(self.folder))
+            load({"state": into}, storage_reader=FileSystemReader(self._last))
+
+    @property
+    def _last(self) -> Path:
+        return self.folder / str(self.step)
 
 
 RANK_TOOLS: tuple[type[RankTool], ...] = (Own, Files)
