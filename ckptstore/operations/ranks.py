@@ -9,15 +9,19 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import GroupName, PrefixStore, _register_pg_in_world
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore
 
 from ckptstore.errors import InvalidArgument, RankFailed
 from ckptstore.format import frames
+
+if TYPE_CHECKING:  # torch 2.9 has only strings
+    from torch.distributed.distributed_c10d import GroupName
 
 Group = dist.ProcessGroup
 
@@ -57,9 +61,12 @@ def beside(group: Group | None) -> Group:
     Nothing waits for a device there, and the order among other collectives does not matter.
     """
     known, place = given(group), seat(group)
-    name = GroupName(Ranks(*place, group).agree(lambda: None, lambda told: [f"ckptstore-{uuid4().hex}"] * len(told)))
-    store = PrefixStore(f"{name}/", known.get_group_store())
     waits = known._get_backend(_device_of(group)).options._timeout  # noqa: SLF001 - has no public name
+    if not hasattr(distributed_c10d, "_register_pg_in_world"):  # torch 2.9, which torch_xla needs
+        return cast("Group", dist.new_group(dist.get_process_group_ranks(known), waits, "gloo"))
+    chosen = Ranks(*place, group).agree(lambda: None, lambda told: [f"ckptstore-{uuid4().hex}"] * len(told))
+    name = cast("GroupName", chosen)
+    store = PrefixStore(f"{name}/", known.get_group_store())
     made = Group(store, *place)
     made._set_group_name(name)  # noqa: SLF001
     made._set_default_backend(Group.BackendType.GLOO)  # noqa: SLF001
@@ -67,7 +74,7 @@ def beside(group: Group | None) -> Group:
     made._register_backend(torch.device("cpu"), Group.BackendType.GLOO, gloo)  # noqa: SLF001
     # new_group() names by counting: ranks that are in unequally many groups would wait for each other for ever
     places = {rank: number for number, rank in enumerate(dist.get_process_group_ranks(known))}
-    _register_pg_in_world(made, "gloo", store, name, "cpu:gloo", places)
+    distributed_c10d._register_pg_in_world(made, "gloo", store, name, "cpu:gloo", places)  # noqa: SLF001
     return made
 
 
