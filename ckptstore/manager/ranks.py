@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ckptstore.errors import InvalidArgument, RankFailed
-from ckptstore.operations.ranks import beside
+from ckptstore.operations.ranks import beside, hearing
 
 _FAILED, _NONE = -2, -1
 
@@ -87,16 +87,14 @@ class Ranks:
         highest = torch.tensor(values, dtype=torch.int64, device="cpu")
         rank, size = dist.get_rank(self._group), dist.get_world_size(self._group)
         distance = 1
-        try:
-            while distance < size:
-                theirs = torch.empty_like(highest)
+        while distance < size:
+            theirs = torch.empty_like(highest)
+            with hearing():
                 sending = dist.isend(highest, group=self._group, group_dst=(rank + distance) % size)
                 dist.recv(theirs, group=self._group, group_src=(rank - distance) % size)
                 assert sending is not None
                 sending.wait()
-                highest = highest.maximum(theirs)
-                distance *= 2
-        except RuntimeError as error:
-            raise RankFailed(f"a rank of the process group is gone: start all again ({error})") from error
+            highest = highest.maximum(theirs)
+            distance *= 2
         found: list[int] = highest.tolist()
         return found

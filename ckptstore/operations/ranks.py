@@ -132,7 +132,7 @@ class Ranks:
         got = {rank: torch.empty(size, dtype=torch.uint8, device=device) for rank, size in expected.items()}
         wishes = [self._operation(dist.isend, data.to(device), rank) for rank, data in sorted(sent.items())]
         wishes += [self._operation(dist.irecv, data, rank) for rank, data in sorted(got.items())]
-        with _hearing():
+        with hearing():
             for work in dist.batch_isend_irecv(wishes) if wishes else ():
                 work.wait()
         return {rank: data.cpu() for rank, data in got.items()}
@@ -165,7 +165,7 @@ class Ranks:
         if self.count == 1:
             return [told]
         everything: list[bytes] | None = [b""] * self.count if self.is_coordinator else None
-        with _hearing():
+        with hearing():
             dist.gather_object(packed(told), everything, group=self._group, group_dst=_COORDINATOR)
         return [unpacked(each) for each in everything or ()]
 
@@ -173,13 +173,13 @@ class Ranks:
         if self.count == 1:
             return answers[0]
         given: list[Any] = [None]
-        with _hearing():
+        with hearing():
             dist.scatter_object_list(given, list(answers) or None, group=self._group, group_src=_COORDINATOR)
         return given[0]
 
 
 @contextmanager
-def _hearing() -> Iterator[None]:
+def hearing() -> Iterator[None]:
     """Raises RankFailed when a rank is gone, silent for longer than the group waits, or the group is destroyed."""
     try:
         yield
