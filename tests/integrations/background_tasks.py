@@ -181,7 +181,7 @@ def meet_busy_ranks(group, place):
         with held_back():
             handle = one.commit_async(state, step=0, process_group=group)
             told = []
-            for store in (one, [one, other][dist.get_rank(group) % 2]):
+            for store in (one, *([one, other], [other, one])[dist.get_rank(group)]):
                 try:
                     store.commit_async(state, step=1, process_group=group, when_busy="raise")
                 except ckptstore.CommitInFlight:

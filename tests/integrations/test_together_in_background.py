@@ -52,7 +52,7 @@ def test_a_rank_that_cannot_write(crew, store, who):
 
 
 def test_ranks_agree_on_who_is_busy(crew, store):
-    assert crew.do("meet_busy_ranks", 2, place=store.url) == [["busy"] * 2] * 2
+    assert crew.do("meet_busy_ranks", 2, place=store.url) == [["busy"] * 3] * 2
     assert store.steps() == [0, 1]
 
 
