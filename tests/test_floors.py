@@ -39,6 +39,7 @@ FLOORS = {
 LIBRARIES = {
     "torch": {"state", "operations", "cli", "integrations", "manager", "testing"},
     "numpy": {"format", "state", "operations", "cli", "integrations", "testing"},
+    "numba": {"format"},
     "triton": {"state"},
     "sqlalchemy": {"catalog"},
     "alembic": {"catalog"},

@@ -27,7 +27,7 @@ class PlaneCoder:
 
     def encode(self, plane: Plane) -> Plane:
         """The smallest of the three; it may share memory with the plane."""
-        if len(plane) and (plane[0] == plane).all():
+        if len(plane) and plane[0] == plane[-1] and (plane[0] == plane).all():
             return plane[:1]
         coded = self._zstd.compress(plane.data)
         return np.frombuffer(coded, np.uint8) if len(coded) < _SCARCE * len(plane) else plane

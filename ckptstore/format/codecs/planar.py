@@ -22,7 +22,7 @@ import numpy as np
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import Buffer
 from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut, Cutter
-from ckptstore.format.codecs.squeezing import NARROW, WHOLE, places, spread, squeeze, symbols_of
+from ckptstore.format.codecs.squeezing import NARROW, WHOLE, symbols_of
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, Plane, Words, words_of
 
@@ -89,7 +89,8 @@ def _coded(plan: Plan, words: Words, tools: Tools) -> Iterator[Plane]:
         if way.bits == WHOLE:
             yield tools.coder.encode(plane) if way.coded else plane
             continue
-        common, gaps, others = squeeze(plane, way.bits, way.offset, tools)
+        common = tools.array(1, symbols_of(len(plane), way.bits), "common")
+        gaps, others = tools.loops.squeeze(plane, way.bits, way.offset, common)
         yield tools.coder.encode(common)
         if len(gaps):
             yield np.concatenate([np.array([len(gaps)], _LENGTH).view(np.uint8), tools.coder.encode(gaps)])
@@ -130,17 +131,18 @@ def _spread(way: Way, parts: Iterator[memoryview], count: int, tools: Tools, use
     symbols = symbols_of(count, way.bits)
     common = tools.decoder.decode(next(parts), symbols)
     plane = tools.array(1, max(count, symbols * 8 // max(way.bits, 1)), use)
-    spread(common, way.bits, way.offset, plane)
+    tools.loops.spread(common, way.bits, way.offset, plane)
+    plane = plane[:count]
     coded, others = next(parts), next(parts)
     if len(coded) > _LENGTH.itemsize:
         number = int.from_bytes(coded[: _LENGTH.itemsize], "little")
         if number > count:
             raise CorruptData(f"a plane of {count} bytes tells of {number} others")
-        where = places(tools.decoder.decode(coded[_LENGTH.itemsize :], number), count)
-        plane[where] = tools.decoder.decode(others, number)
+        gaps = tools.decoder.decode(coded[_LENGTH.itemsize :], number)
+        tools.loops.mend(plane, gaps, tools.decoder.decode(others, number))
     elif len(coded) or len(others):
         raise CorruptData("a plane tells of others, but not of where they are")
-    return plane[:count]
+    return plane
 
 
 def _head(plan: Plan) -> bytes:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ckptstore.format.codecs.cutting import Cut, Cutter
 from ckptstore.format.codecs.planar import Plan, Way
-from ckptstore.format.codecs.squeezing import NARROW, best_offset, squeeze
+from ckptstore.format.codecs.squeezing import NARROW, best_offset, symbols_of
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words
 
@@ -49,7 +49,8 @@ def _best_way(plane: Plane, tools: Tools) -> tuple[Way, float]:
     for bits in NARROW:
         offset, share = best_offset(counts, bits)
         if share >= _COMMON:
-            parts = squeeze(plane, bits, offset, tools)
+            common = tools.array(1, symbols_of(len(plane), bits), "common")
+            parts = (common, *tools.loops.squeeze(plane, bits, offset, common))
             sizes[Way(True, bits, offset)] = _LENGTHS + sum(_size(part, tools) for part in parts)
     best = min(sizes, key=lambda way: sizes[way])
     return best, sizes[best]

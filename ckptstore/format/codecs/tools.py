@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from itertools import count
 
 import numpy as np
 
 from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
+from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.words import BLOCK_WORDS, Words, word_type
+
+_PATIENCE = 256
+"""Before as many uses, a few hundred MiB, loading the compiled loops would take longer than they save."""
 
 
 class Tools:
@@ -20,6 +26,7 @@ class Tools:
 
     def __init__(self) -> None:
         self.coder, self.decoder = PlaneCoder(), PlaneDecoder()
+        self.loops = Loops(self.array)
         self._arrays: dict[tuple[int, str], Words] = {}
 
     def array(self, width: int, count: int, use: str) -> Words:
@@ -30,6 +37,17 @@ class Tools:
 
 
 _FREE: list[Tools] = []
+_USES = count()
+
+
+@cache
+def fastest_loops() -> type[Loops]:
+    """Those that numba compiles, if it is installed."""
+    try:
+        from ckptstore.format.codecs.compiled import CompiledLoops
+    except ImportError:
+        return Loops
+    return CompiledLoops
 
 
 @contextmanager
@@ -39,6 +57,8 @@ def borrowed() -> Iterator[Tools]:
         taken = _FREE.pop()  # atomic, where looking first would not be
     except IndexError:
         taken = Tools()
+    if next(_USES) >= _PATIENCE and type(taken.loops) is not fastest_loops():
+        taken.loops = fastest_loops()(taken.array)
     try:
         yield taken
     finally:

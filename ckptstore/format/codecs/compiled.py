@@ -1,0 +1,205 @@
+"""The same loops as in `loops`, compiled by numba for the processor at hand: a few passes at the speed of its cache.
+
+The compiler makes vectors of loops whose every step is cast to the width it has, and whose shifts and masks are
+constants; so there is one loop for each. Memory need not be aligned, since payloads are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from ckptstore.format.codecs.loops import Loops, leads_out
+from ckptstore.format.codecs.squeezing import FAR, POWERS, STEPS, per_byte
+from ckptstore.format.codecs.words import Plane, Words, signed, word_type
+
+_Loop = Callable[..., Any]
+_FAR, _POWERS = FAR, len(POWERS)
+_BYTE, _WORD = np.uint8, np.uint16
+_LOWS, _TOPS = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
+
+
+class CompiledLoops(Loops):
+    """See `Loops`."""
+
+    def halve(self, words: Words, high: Words, low: Words, *, balanced: bool) -> None:
+        """See `Loops.halve`."""
+        width = words.itemsize
+        _halving(width)(words, 1 << 4 * width - 1 if balanced else 0, high, low)
+
+    def join(self, high: Words, low: Words, words: Words, *, balanced: bool) -> None:
+        """See `Loops.join`."""
+        _joining(words.itemsize, balanced)(high, signed(low) if balanced else low, words)
+
+    def cut_fields(self, words: Words, split: int, center: int, byte: Plane, others: Plane) -> None:
+        """See `Loops.cut_fields`."""
+        _cutting(split)(words, center, byte, others)
+
+    def join_fields(self, byte: Plane, others: Plane, split: int, center: int, words: Words) -> None:
+        """See `Loops.join_fields`."""
+        _fitting(split)(byte, others, center, words)
+
+    def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
+        """See `Loops.squeeze`."""
+        common.fill(0)
+        for place in range(per_byte(bits)):
+            part = plane[place * len(common) : (place + 1) * len(common)]
+            _packing(bits)(part, offset, 1 << bits * place, common)
+        gaps, others = self.array(1, len(plane), "gaps"), self.array(1, len(plane), "others")
+        eights = np.ndarray(len(plane) // 8, "<u8", plane)
+        found = _telling(bits)(plane, eights, offset, gaps, others)
+        return gaps[:found], others[:found]
+
+    def spread(self, common: Plane, bits: int, offset: int, plane: Plane) -> None:
+        """See `Loops.spread`."""
+        if not bits:
+            plane.fill(offset)
+        for place in range(per_byte(bits)):
+            _spreading(bits, bits * place)(common, offset, plane[place * len(common) : (place + 1) * len(common)])
+
+    def mend(self, plane: Plane, gaps: Plane, others: Plane) -> None:
+        """See `Loops.mend`."""
+        if not _mending()(gaps, others, plane):
+            raise leads_out(plane)
+
+
+@cache
+def _halving(width: int) -> _Loop:
+    word, half, shift = word_type(width).type, _given(width // 2), 4 * width
+
+    def halve(words: Words, bias: int, high: Words, low: Words) -> None:
+        for place in range(words.size):
+            low[place] = words[place]
+            high[place] = word(words[place] + bias) >> shift
+
+    return _compile(halve, types.void(_read(width), _kind(width), half, half))
+
+
+@cache
+def _joining(width: int, balanced: bool) -> _Loop:  # noqa: FBT001 - private
+    word, shift = word_type(width).type, 4 * width
+    low_kind = _read(width // 2, signed=balanced)
+
+    def join(high: Words, low: Words, words: Words) -> None:
+        for place in range(words.size):
+            words[place] = word(word(high[place]) << shift) + word(low[place])
+
+    return _compile(join, types.void(_read(width // 2), low_kind, _given(width)))
+
+
+@cache
+def _cutting(split: int) -> _Loop:
+    behind, before = _WORD((1 << split) - 1), _WORD(0x100 - (1 << split))
+
+    def cut(words: Words, center: int, byte: Plane, others: Plane) -> None:
+        for place in range(words.size):
+            word = _WORD(words[place] - center)
+            byte[place] = word >> split
+            others[place] = (word & behind) | (word >> 8 & before)
+
+    return _compile(cut, types.void(_read(2), _kind(2), _given(1), _given(1)))
+
+
+@cache
+def _fitting(split: int) -> _Loop:
+    behind, before = _WORD((1 << split) - 1), _WORD(0x100 - (1 << split))
+
+    def fit(byte: Plane, others: Plane, center: int, words: Words) -> None:
+        for place in range(words.size):
+            rest = _WORD(others[place])
+            upper = _WORD(_WORD(byte[place]) << split) | _WORD((rest & before) << 8)
+            words[place] = _WORD(upper | (rest & behind)) + center
+
+    return _compile(fit, types.void(_read(1), _read(1), _kind(2), _given(2)))
+
+
+@cache
+def _packing(bits: int) -> _Loop:
+    mask = _BYTE((1 << bits) - 1)
+
+    def pack(part: Plane, offset: int, factor: int, common: Plane) -> None:
+        for place in range(part.size):
+            common[place] = _BYTE(common[place] | _BYTE(_BYTE(_BYTE(part[place] - offset) & mask) * factor))
+
+    return _compile(pack, types.void(_read(1), _kind(1), _kind(1), _given(1)))
+
+
+@cache
+def _telling(bits: int) -> _Loop:
+    """Looks at eight bytes at a time: mostly none of them is another."""
+    far, fars = _BYTE(0x100 - (1 << bits)), np.uint64((0x100 - (1 << bits)) * 0x0101010101010101)
+
+    def tell(plane: Plane, eights: Words, offset: int, gaps: Plane, others: Plane) -> int:
+        offsets = np.uint64(offset) * np.uint64(0x0101010101010101)
+        told, last = 0, 0
+        for group in range(eights.size + 1):
+            if group < eights.size:
+                eight = eights[group]
+                moved = ((eight | _TOPS) - (offsets & _LOWS)) ^ ((eight ^ ~offsets) & _TOPS)
+                if not moved & fars:
+                    continue
+            for place in range(8 * group, min(8 * group + 8, plane.size)):
+                if _BYTE(plane[place] - offset) & far:
+                    for power in range(_POWERS - 1 if place - last >= _FAR else -1, -1, -1):
+                        if place - last >= _FAR << power:
+                            last += _FAR << power
+                            gaps[told], others[told] = _FAR + power, plane[last]
+                            told += 1
+                    gaps[told], others[told] = place - last, plane[place]
+                    told += 1
+                    last = place
+        return told
+
+    return _compile(tell, types.intp(_read(1), _read(8), _kind(1), _given(1), _given(1)))
+
+
+@cache
+def _spreading(bits: int, shift: int) -> _Loop:
+    mask = _BYTE((1 << bits) - 1)
+
+    def spread(common: Plane, offset: int, part: Plane) -> None:
+        for place in range(common.size):
+            part[place] = _BYTE(_BYTE(common[place] >> shift) & mask) + offset
+
+    return _compile(spread, types.void(_read(1), _kind(1), _given(1)))
+
+
+@cache
+def _mending() -> _Loop:
+    def mend(gaps: Plane, others: Plane, plane: Plane) -> bool:
+        place = 0
+        for number in range(gaps.size):
+            place += STEPS[gaps[number]]
+            if place >= plane.size:
+                return False
+            plane[place] = others[number]
+        return True
+
+    return _compile(mend, types.boolean(_read(1), _read(1), _given(1)))
+
+
+def _compile(loop: _Loop, signature: Any) -> _Loop:
+    """Without Python's lock, and kept on disk for the next process where that can be."""
+    try:
+        made: _Loop = numba.njit(signature, nogil=True, cache=True)(loop)
+    except RuntimeError:  # there is no folder to keep it in
+        made = numba.njit(signature, nogil=True)(loop)
+    return made
+
+
+def _kind(width: int) -> Any:
+    return numba.from_dtype(word_type(width))
+
+
+def _read(width: int, *, signed: bool = False) -> Any:
+    kind = numba.from_dtype(np.dtype(f"<{'i' if signed else 'u'}{width}"))
+    return types.Array(kind, 1, "C", readonly=True, aligned=False)
+
+
+def _given(width: int) -> Any:
+    return types.Array(_kind(width), 1, "C", aligned=False)

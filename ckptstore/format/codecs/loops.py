@@ -1,0 +1,141 @@
+"""The innermost loops over blocks of words and planes, in numpy; `compiled` has the same ones, several times as fast.
+
+Here cutting goes by halves: casts and shifts of whole arrays are several times as fast as copies with a stride, and
+numpy casts within an operation more slowly than before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptstore.errors import CorruptData
+from ckptstore.format.codecs.squeezing import FAR, HOPS, POWERS, STEPS, WHOLE, per_byte
+from ckptstore.format.codecs.words import Plane, Words, signed
+
+Places = npt.NDArray[np.intp]
+Array = Callable[[int, int, str], Words]
+"""Memory that is used again for so many words of a width and for a use."""
+
+_SIGN_ALONE = WHOLE - 1
+
+
+class Loops:
+    """For one thread at a time."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def halve(self, words: Words, high: Words, low: Words, *, balanced: bool) -> None:
+        """Upper and lower halves of words; `balanced`: lower ones are signed, and the upper ones carry for them."""
+        width, count = words.itemsize, len(words)
+        spare = self.array(width, count, "spare")
+        np.copyto(low, words, casting="unsafe")
+        if balanced:
+            words = np.add(words, 1 << 4 * width - 1, out=spare)
+        np.right_shift(words, 4 * width, out=spare)
+        np.copyto(high, spare, casting="unsafe")
+
+    def join(self, high: Words, low: Words, words: Words, *, balanced: bool) -> None:
+        """The inverse of `halve`."""
+        spare = self.array(words.itemsize, len(words), "spare")
+        np.copyto(words, high)
+        np.left_shift(words, 4 * words.itemsize, out=words)
+        if balanced:
+            np.copyto(signed(spare), signed(low))
+        else:
+            np.copyto(spare, low)
+        np.add(words, spare, out=words)
+
+    def cut_fields(self, words: Words, split: int, center: int, byte: Plane, others: Plane) -> None:
+        """Of words of 16 bits less `center` the eight bits from `split` on, and the others."""
+        spare, upper, rest = self.array(2, len(words), "spare"), self.array(1, len(words), "spare"), (1 << split) - 1
+        if center:
+            words = np.subtract(words, center, out=self.array(2, len(words), "centered"))
+        np.right_shift(words, split, out=spare)
+        np.copyto(byte, spare, casting="unsafe")
+        np.right_shift(words, 8, out=spare)
+        np.copyto(upper, spare, casting="unsafe")
+        np.bitwise_and(upper, 0xFF - rest, out=upper)
+        np.copyto(others, words, casting="unsafe")
+        np.bitwise_and(others, rest, out=others)
+        np.bitwise_or(others, upper, out=others)
+
+    def join_fields(self, byte: Plane, others: Plane, split: int, center: int, words: Words) -> None:
+        """The inverse of `cut_fields`."""
+        spare, rest = self.array(2, len(words), "spare"), (1 << split) - 1
+        np.copyto(words, byte)
+        np.multiply(words, 1 << split, out=words)
+        if split == _SIGN_ALONE:  # it is extended faster than copied
+            np.copyto(signed(spare), signed(others))
+        else:
+            np.copyto(spare, others)
+            np.multiply(spare, 0x101, out=spare)
+        np.bitwise_and(spare, (0xFF - rest) << 8 | rest, out=spare)
+        np.bitwise_or(words, spare, out=words)
+        if center:
+            np.add(words, center, out=words)
+
+    def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
+        """Fill `common`; gaps and others. See `squeezing`."""
+        count, symbols, mask = len(plane), len(common), (1 << bits) - 1
+        moved = self.array(1, max(count, symbols * per_byte(bits)), "moved")
+        np.subtract(plane, np.uint8(offset), out=moved[:count])
+        moved[count:] = 0
+        far = self.array(1, count, "spare").view(np.bool_)
+        where, gaps = _gaps(np.flatnonzero(np.greater_equal(moved[:count], 1 << bits, out=far)))
+        spare = self.array(1, symbols, "spare")
+        for place in range(per_byte(bits)):
+            np.bitwise_and(moved[place * symbols : (place + 1) * symbols], mask, out=spare if place else common)
+            if place:
+                np.multiply(spare, 1 << bits * place, out=spare)  # a shift to the left is slower on bytes
+                np.bitwise_or(common, spare, out=common)
+        return gaps, plane[where]
+
+    def spread(self, common: Plane, bits: int, offset: int, plane: Plane) -> None:
+        """Fill `plane`, which has as many bytes as `common` tells of, or any number when there is nothing to tell."""
+        if not bits:
+            plane.fill(offset)
+            return
+        symbols, mask = len(common), (1 << bits) - 1
+        for place in range(per_byte(bits)):
+            part = plane[place * symbols : (place + 1) * symbols]
+            rest = np.right_shift(common, bits * place, out=part) if place else common
+            if bits * (place + 1) < WHOLE:  # nothing lies before the last ones
+                np.bitwise_and(rest, mask, out=part)
+        np.add(plane, np.uint8(offset), out=plane)
+
+    def mend(self, plane: Plane, gaps: Plane, others: Plane) -> None:
+        """Put the others where gaps lead. Raises CorruptData when that is out of the plane."""
+        where = np.cumsum(STEPS[gaps] if gaps.max(initial=0) >= FAR else gaps, dtype=np.intp)
+        if len(where) and where[-1] >= len(plane):
+            raise leads_out(plane)
+        plane[where] = others
+
+
+def leads_out(plane: Plane) -> CorruptData:
+    """What is wrong with gaps that lead out of a plane."""
+    return CorruptData(f"a squeezed plane of {len(plane)} bytes tells of others behind its end")
+
+
+def _gaps(where: Places) -> tuple[Places, Plane]:
+    """The places, with those between that lead to far ones, and the gaps."""
+    gaps = _differences(where)
+    far = gaps >= FAR
+    if not far.any():
+        return where, gaps.astype(np.uint8)
+    before, hops = (where[far] - gaps[far])[:, np.newaxis], (gaps[far] // FAR)[:, np.newaxis]
+    between = (before + FAR * (hops >> POWERS << POWERS))[hops >> POWERS & 1 > 0]
+    where = np.sort(np.concatenate([where, between]))
+    gaps = _differences(where)
+    far = gaps >= FAR
+    gaps[far] = FAR + np.searchsorted(HOPS, gaps[far])
+    return where, gaps.astype(np.uint8)
+
+
+def _differences(where: Places) -> Places:
+    found = where.copy()
+    np.subtract(where[1:], where[:-1], out=found[1:])
+    return found

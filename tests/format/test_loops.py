@@ -1,0 +1,130 @@
+"""The compiled loops do what those in numpy do, to the byte."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptstore.errors import CorruptData
+from ckptstore.format.codecs.compiled import CompiledLoops
+from ckptstore.format.codecs.loops import Loops
+from ckptstore.format.codecs.squeezing import NARROW, per_byte, symbols_of
+from ckptstore.format.codecs.tools import Tools
+from ckptstore.format.codecs.words import BLOCK_WORDS, word_type
+
+BOTH = [Loops(Tools().array), CompiledLoops(Tools().array)]
+SIZES = st.integers(0, 300) | st.just(BLOCK_WORDS)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def noise(count, width, seed):
+    return np.random.default_rng(seed).integers(0, 1 << 8 * width, count, word_type(width), endpoint=False)
+
+
+def unaligned(array):
+    """The same numbers at an odd address, read-only, as in a payload."""
+    shifted = b"x" + array.tobytes()
+    return np.frombuffer(shifted, array.dtype, offset=1)
+
+
+@given(SIZES, SEEDS, st.sampled_from([2, 4, 8]), st.booleans())
+def test_words_are_halved_and_joined(count, seed, width, balanced):
+    words = unaligned(noise(count, width, seed))
+    for loops in BOTH:
+        high, low = (np.empty(count, word_type(width // 2)) for _ in range(2))
+        loops.halve(words, high, low, balanced=balanced)
+        assert np.array_equal(low, words.astype(low.dtype))
+        bias = 1 << 4 * width - 1 if balanced else 0
+        assert np.array_equal(high, ((words + words.dtype.type(bias)) >> 4 * width).astype(high.dtype))
+        joined = np.empty(count, words.dtype)
+        loops.join(unaligned(high), unaligned(low), joined, balanced=balanced)
+        assert np.array_equal(joined, words)
+
+
+@given(SIZES, SEEDS, st.integers(1, 7), st.integers(0, 255).map(lambda center: center << 7))
+def test_fields_are_cut_and_joined(count, seed, split, center):
+    words = unaligned(noise(count, 2, seed))
+    cut = []
+    for loops in BOTH:
+        byte, others, joined = np.empty(count, np.uint8), np.empty(count, np.uint8), np.empty(count, np.uint16)
+        loops.cut_fields(words, split, center, byte, others)
+        loops.join_fields(unaligned(byte), unaligned(others), split, center, joined)
+        assert np.array_equal(joined, words)
+        cut.append((byte, others))
+    for one, other in zip(*cut, strict=True):
+        assert np.array_equal(one, other)
+
+
+@st.composite
+def planes(draw):
+    """Mostly near one another, with some far ones: few and far between, many, or all."""
+    count, share = draw(SIZES), draw(st.sampled_from([0, 1e-5, 1e-3, 0.05, 0.5, 1]))
+    rng = np.random.default_rng(draw(SEEDS))
+    plane = rng.integers(100, 116, count, np.uint8)
+    far = rng.random(count) < share
+    far[240::240] |= draw(st.booleans())
+    plane[far] = rng.integers(0, 256, int(far.sum()), np.uint8)
+    return plane
+
+
+@given(planes(), st.sampled_from(NARROW), st.sampled_from([0, 100, 255]))
+def test_planes_are_squeezed_and_spread(plane, bits, offset):
+    told = []
+    for loops in BOTH:
+        common = np.empty(symbols_of(len(plane), bits), np.uint8)
+        gaps, others = loops.squeeze(unaligned(plane), bits, offset, common)
+        told.append([common.copy(), gaps.copy(), others.copy()])
+        spread = np.empty(max(len(plane), len(common) * per_byte(bits)), np.uint8)
+        loops.spread(unaligned(common), bits, offset, spread)
+        loops.mend(spread[: len(plane)], unaligned(gaps), unaligned(others))
+        assert np.array_equal(spread[: len(plane)], plane)
+    for one, other in zip(*told, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("loops", BOTH, ids=["numpy", "numba"])
+@pytest.mark.parametrize("gaps", [[10], [5, 5], [255], [249, 249], [0, 9, 240]])
+def test_gaps_that_lead_out_of_a_plane_are_damage(loops, gaps):
+    with pytest.raises(CorruptData, match="10 bytes"):
+        loops.mend(np.zeros(10, np.uint8), np.array(gaps, np.uint8), np.zeros(len(gaps), np.uint8))
+
+
+CODE = """
+import numpy as np
+from ckptstore.format.codecs import Form, codec_numbered, encode, tools
+raw = memoryview(np.random.default_rng(0).normal(0, 0.02, 100_000).astype("<f4")).cast("B")
+for _ in range(200):
+    made = encode(raw, Form(4, True), None, "auto")
+with tools.borrowed() as used:
+    print(type(used.loops).__name__)
+out = memoryview(bytearray(len(raw)))
+codec_numbered(made.codec).decode(memoryview(made.payload), out)
+assert out == raw and len(made.payload) < 0.9 * len(raw)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "used"), [("", "CompiledLoops"), ("import sys; sys.modules['numba'] = None", "Loops")]
+)
+def test_who_codes_much_uses_numba_if_it_is_there(before, used):
+    done = subprocess.run([sys.executable, "-c", before + CODE], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [used], done.stderr
+
+
+def test_what_cannot_be_kept_on_disk_is_compiled_for_the_process(tmp_path):
+    code = f"""
+import shutil, sys
+import ckptstore
+shutil.copytree(ckptstore.__path__[0], {str(tmp_path / "ckptstore")!r}, ignore=shutil.ignore_patterns("__pycache__"))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    (tmp_path / "home").write_text("not a folder")
+    (tmp_path / "ckptstore/format/codecs/__pycache__").write_text("not a folder either")
+    environment = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["CompiledLoops"], done.stderr
