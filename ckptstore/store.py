@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -147,6 +146,7 @@ class Store(Keeping):
         run: str | None = None,
         allow_pickle: bool = False,
         process_group: Group | None = None,
+        replicated: str | Sequence[str] | None = None,
         progress: ProgressCallback | None = None,
     ) -> CommitRecord:
         """Store a state as one immutable step; only bytes that the store does not hold yet are written.
@@ -163,6 +163,10 @@ class Store(Keeping):
             run: another run than the store's own; made if new.
             allow_pickle: store leaves of unknown types as pickles.
             process_group: the ranks; by default those of torch.distributed's default group, if it is initialised.
+            replicated: globs of logical paths, or containers' paths, as `paths` of `checkout`: these leaves are taken
+                for the same on all ranks that have them, and not hashed to compare them. Where they differ all the
+                same, one rank's is stored. Given alike on all ranks; one that selects nothing is no error. DTensors
+                need none of it, and alone there is nothing to compare.
             progress: called with (stage, bytes done, bytes in all); not among several ranks.
 
         Returns:
@@ -171,10 +175,13 @@ class Store(Keeping):
         Raises:
             UnsupportedLeaf: a leaf has no encoding; names its path.
             StepExists: the step holds another state. The same state again is success.
-            InvalidArgument: a bad step, run, parent or metadata; ranks that give another store, run or step.
+            InvalidArgument: a bad step, run, parent, metadata or `replicated`; ranks that give another store, run or
+                step.
+            StateError: a DTensor, or what is `replicated`, is not the same tensor on all ranks that have it, or stands
+                in what ranks have each for itself; names the path.
             RankFailed: another rank failed, or is gone.
         """
-        wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle)
+        wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle, replicated=replicated)
         return self._background.commit(wish, process_group, progress)
 
     def commit_async(
@@ -187,6 +194,7 @@ class Store(Keeping):
         run: str | None = None,
         allow_pickle: bool = False,
         process_group: Group | None = None,
+        replicated: str | Sequence[str] | None = None,
         just_in_time: bool = True,
         when_busy: WhenBusy = "wait",
     ) -> CommitHandle:
@@ -209,6 +217,7 @@ class Store(Keeping):
             run: see `commit`.
             allow_pickle: see `commit`.
             process_group: see `commit`.
+            replicated: see `commit`.
             just_in_time: leave parameters and state of the optimizers in `app_state` (also in its dicts and lists)
                 where they are, and copy what is still to be written when one of them is about to step. Until
                 then, or until the handle's `wait_staged` returns, nobody else may change them: the commit fails
@@ -219,7 +228,7 @@ class Store(Keeping):
             when_busy: "wait" for the background commit in flight, or "raise" CommitInFlight; among ranks on all, when
                 any has one.
         """
-        wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle)
+        wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle, replicated=replicated)
         return self._background.launch(wish, process_group, just_in_time=just_in_time, when_busy=when_busy)
 
     # reading
@@ -383,12 +392,16 @@ class Store(Keeping):
         run: str | None,
         *,
         allow_pickle: bool,
+        replicated: str | Sequence[str] | None,
     ) -> Wish:
         from ckptstore.operations.together import Wish
-        from ckptstore.state.tree import flatten
+        from ckptstore.state.tree import Flat, flatten
+
+        def flat() -> Flat:
+            globs = as_globs(replicated, "replicated")  # here, where what fails is told to the other ranks
+            return flatten(app_state, allow_pickle=allow_pickle, replicated=globs or ())
 
         name = self._run if run is None else run
-        flat = partial(flatten, app_state, allow_pickle=allow_pickle)
         return Wish(name, step, flat, lambda: self._draft(step, metadata, parent, run))
 
     def _draft(

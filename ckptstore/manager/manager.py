@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +17,7 @@ from ckptstore.manager.upkeep import Upkeep
 from ckptstore.operations.address import Ref, check_step
 from ckptstore.operations.gc import DEFAULT_GRACE, check_terms
 from ckptstore.operations.handles import CommitHandle
+from ckptstore.operations.paths import as_globs
 from ckptstore.operations.retention import KeepBest, KeepLast, Policy
 from ckptstore.store import Store
 
@@ -67,6 +68,7 @@ class CheckpointManager:
         async_: bool = True,
         on_preemption: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        replicated: str | Sequence[str] | None = None,
         allow_pickle: bool = False,
     ) -> None:
         """Watch over the run of a store, which stays the caller's to close.
@@ -82,15 +84,18 @@ class CheckpointManager:
                 too, and put back by `close`; without one, these signals do not end the process until then.
             process_group: the ranks that save together; by default those of torch.distributed's default group, if it
                 is initialised.
+            replicated: see `Store.commit`.
             allow_pickle: see `Store.commit` and `Store.checkout`.
 
         Raises:
-            InvalidArgument: an interval, policy or grace that cannot be; or `on_preemption` outside the main thread.
+            InvalidArgument: an interval, policy, grace or `replicated` that cannot be; or `on_preemption` outside the
+                main thread.
         """
         self._policy = as_policy(save_interval)
         check_terms(keep, grace)
         self._store, self._keep, self._grace = store, keep, grace
         self._background, self._allow_pickle = async_, allow_pickle
+        self._replicated = as_globs(replicated, "replicated")
         self._ranks, self._group = Ranks(process_group), process_group
         self._upkeep = Upkeep(self._drop)
         self._flight: CommitHandle | None = None
@@ -232,6 +237,7 @@ class CheckpointManager:
             "metadata": metrics,
             "allow_pickle": self._allow_pickle,
             "process_group": self._group,
+            "replicated": self._replicated,
         }
         if background:
             handle = self._flight = self._store.commit_async(state, **options)

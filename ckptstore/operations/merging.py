@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from ckptstore.errors import StateError
 from ckptstore.format.manifest import Container, Entry, Manifest
-from ckptstore.operations.outlines import Assignment, Leaf, Outline, is_within
+from ckptstore.operations.outlines import Assignment, Leaf, Outline, Undigested, is_within, root_of
 from ckptstore.operations.reports import Report
 from ckptstore.operations.written import tensor_entry, value_entry
 from ckptstore.state.paths import join, segment
 
 _MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
+_WANTED: Mapping[bytes | Undigested, str] = {
+    Undigested.SHARDED: "parts of one tensor, and the same around it",
+    Undigested.REPLICATED: "the same replicated=, without it unless it and what is around it is the same on all",
+}
 
 
 class Merging:
@@ -31,21 +35,22 @@ class Merging:
     def assign(self, outlines: Sequence[Outline]) -> list[Assignment]:
         """What each rank writes, so that all have as much to do as may be.
 
-        Raises StateError for DTensors of one path that are not parts of one tensor.
+        Raises StateError for DTensors of one path that are not parts of one tensor, and for what some rank takes for
+        replicated, but cannot be.
         """
         self._outlines = outlines
         holders = _holders(outlines)
-        self._own = _own_roots(holders)
-        loads, common = [0] * len(outlines), [set[str]() for _ in outlines]
+        differing = _differing(holders)
+        self._own = frozenset(differing)
+        writers = _Writers(outlines)
         for path, held in holders.items():
             leaves = {rank: what for rank, what in held.items() if isinstance(what, Leaf)}
-            if any(leaf.is_sharded for leaf in leaves.values()):
-                _check_sharded(path, leaves, self._own)
-            elif leaves and not is_within(path, self._own):
-                writer = min(leaves, key=lambda rank: (loads[rank], rank))
-                loads[writer] += leaves[writer].size
-                common[writer].add(path)
-        return [Assignment(self._own, frozenset(paths)) for paths in common]
+            kinds = {leaf.digest for leaf in leaves.values() if isinstance(leaf.digest, Undigested)}
+            if kinds:
+                _check_undigested(path, leaves, differing)
+            if leaves and Undigested.SHARDED not in kinds and not is_within(path, self._own):
+                writers.choose(path, leaves)
+        return [Assignment(self._own, frozenset(paths)) for paths in writers.paths]
 
     def manifest(self, written: Report, chunk_bytes: int) -> Manifest:
         """Raises StateError for what nobody wrote."""
@@ -96,6 +101,37 @@ class Merging:
         return join(str(rank), path) if is_within(path, self._own) else path
 
 
+class _Difference(NamedTuple):
+    """Of two ranks, at a path."""
+
+    path: str
+    first: int
+    second: int
+
+
+class _Writers:
+    """Who writes what is stored once: of those that have it the rank with the least to do; what is tied, the same one.
+
+    Attributes:
+        paths: by rank.
+    """
+
+    def __init__(self, outlines: Sequence[Outline]) -> None:
+        self.paths = [set[str]() for _ in outlines]
+        self._loads = [0] * len(outlines)
+        self._tied = {path: group[0] for outline in outlines for group in outline.aliases for path in group}
+        self._known: dict[str, int] = {}
+
+    def choose(self, path: str, leaves: Mapping[int, Leaf]) -> None:
+        first = self._tied.get(path, path)
+        writer = self._known.get(first)
+        if writer is None or writer not in leaves:
+            writer = min(leaves, key=lambda rank: (self._loads[rank], rank))
+        self._known.setdefault(first, writer)
+        self._loads[writer] += leaves[writer].size
+        self.paths[writer].add(path)
+
+
 def _holders(outlines: Sequence[Outline]) -> dict[str, dict[int, Leaf | Container]]:
     """Path → rank → what it has there, in the order of the states."""
     holders: dict[str, dict[int, Leaf | Container]] = defaultdict(dict)
@@ -107,23 +143,29 @@ def _holders(outlines: Sequence[Outline]) -> dict[str, dict[int, Leaf | Containe
     return holders
 
 
-def _own_roots(holders: Mapping[str, Mapping[int, Leaf | Container]]) -> frozenset[str]:
+def _differing(holders: Mapping[str, Mapping[int, Leaf | Container]]) -> dict[str, _Difference]:
     """Where ranks differ; what only a mapping can lack makes all of its container differ."""
-    roots: set[str] = set()
+    roots: dict[str, _Difference] = {}
     for path, held in holders.items():
-        first, *others = map(_compared, held.values())
-        if any(other != first for other in others):
+        found = _difference(path, held)
+        if found is not None:
             root = path
             while not _is_mapping(holders.get(above := root.rpartition("/")[0], {})):
                 root = above
-            roots.add(root)
-    return frozenset(roots)
+            roots.setdefault(root, found)
+    return roots
+
+
+def _difference(path: str, held: Mapping[int, Leaf | Container]) -> _Difference | None:
+    (first, what), *others = held.items()
+    wanted = _compared(what)
+    return next((_Difference(path, first, rank) for rank, other in others if _compared(other) != wanted), None)
 
 
 def _compared(what: Leaf | Container) -> Any:
-    """What must be the same on all ranks; shards of other tensors are told later, as an error."""
+    """What must be the same on all ranks; of what has no digest, more is told later, as an error."""
     if isinstance(what, Leaf):
-        return "shard" if what.is_sharded else what
+        return what.digest if isinstance(what.digest, Undigested) else what
     return replace(what, keys=()) if what.kind in _MAPPINGS else what
 
 
@@ -131,19 +173,28 @@ def _is_mapping(held: Mapping[int, Leaf | Container]) -> bool:
     return all(isinstance(what, Container) and what.kind in _MAPPINGS for what in held.values())
 
 
-def _check_sharded(path: str, held: Mapping[int, Leaf], own: frozenset[str]) -> None:
-    if is_within(path, own):
-        raise StateError(f"{path!r}: a DTensor in what ranks have each for itself: give all ranks the same around it")
-    (first, leaf), *others = held.items()
-    for rank, other in others:
-        if other.form != leaf.form:
-            told = f"rank {first} has a part of {_form(leaf)}, rank {rank} one of {_form(other)}"
-            raise StateError(f"{path!r}: {told}: give all ranks parts of one tensor")
+def _check_undigested(path: str, held: Mapping[int, Leaf], differing: Mapping[str, _Difference]) -> None:
+    """Of a leaf that some rank has no digest of."""
+    first, leaf = next((rank, leaf) for rank, leaf in held.items() if isinstance(leaf.digest, Undigested))
+    for rank, other in held.items():
+        if other.form != leaf.form or other.digest is not leaf.digest:
+            told = f"rank {first} has {_told(leaf)}, rank {rank} {_told(other)}"
+            raise StateError(f"{path!r}: {told}: give all ranks {_WANTED[leaf.digest]}")
+    if root := root_of(path, differing):
+        where, one, another = differing[root]
+        told = f"{_told(leaf)} in {root!r}, which is each rank's own, as ranks {one} and {another} differ in {where!r}"
+        raise StateError(f"{path!r}: {told}: give all ranks {_WANTED[leaf.digest]}")
 
 
-def _form(leaf: Leaf) -> str:
-    assert leaf.form is not None
-    return f"{leaf.form.dtype}{list(leaf.form.shape)}"
+def _told(leaf: Leaf) -> str:
+    """All that must be the same on all ranks."""
+    kind = f"{leaf.digest.value} " if isinstance(leaf.digest, Undigested) else ""
+    form = leaf.form
+    if form is None:
+        return f"{kind}plain value"
+    more = {"order": form.order, "requires_grad": form.requires_grad, "parameter": form.parameter}
+    traits = "".join(f", {name}={value}" for name, value in more.items() if value)
+    return f"{kind}{form.library} {form.dtype}{list(form.shape)}{traits}"
 
 
 def _above(roots: frozenset[str]) -> frozenset[str]:

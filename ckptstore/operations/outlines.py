@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from ckptstore.chunkstore import ChunkStore
+from ckptstore.format.digests import Buffer
 from ckptstore.format.grid import default_chunk_shape
 from ckptstore.format.manifest import Container, TensorEntry, Value
 from ckptstore.operations.parts import Part
@@ -23,20 +25,23 @@ from ckptstore.state.tensors import Array, TensorLeaf
 from ckptstore.state.tree import Flat
 
 
-class Leaf(NamedTuple):
-    """A leaf: the entry it will have, as yet without content, None for a plain value; and its content's digest.
+class Undigested(Enum):
+    """Why a leaf's content is not compared with that of other ranks."""
 
-    One that is sharded has no digest, and the form of the whole tensor.
+    SHARDED = "a part of"
+    REPLICATED = "replicated"
+
+
+class Leaf(NamedTuple):
+    """A leaf: the entry it will have, as yet without content, None for a plain value; and its content's digest, if
+    that is compared.
+
+    One that is sharded has the form of the whole tensor.
     """
 
     form: TensorEntry | None
     size: int
-    digest: bytes
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether ranks have parts of it."""
-        return not self.digest
+    digest: bytes | Undigested
 
 
 class Outline(NamedTuple):
@@ -81,7 +86,7 @@ class RankState:
     def _leaf(self, path: str, leaf: TensorLeaf | Value) -> Leaf:
         if not isinstance(leaf, TensorLeaf):
             content = msgspec.msgpack.encode(leaf)
-            return Leaf(None, len(content), self._chunks.digest.compute(content))
+            return Leaf(None, len(content), self._digest(path, lambda: content))
         whole = self._flat.sharded.get(path)
         shape = leaf.shape if whole is None else tuple(whole.shape)
         form = TensorEntry(
@@ -95,11 +100,15 @@ class RankState:
             parameter=leaf.parameter,
         )
         if whole is None:
-            return Leaf(form, leaf.nbytes, self._chunks.digest.compute(leaf.row_major()))
+            return Leaf(form, leaf.nbytes, self._digest(path, leaf.row_major))
         tracked = replace(
             form, order=None, requires_grad=whole.requires_grad, parameter=isinstance(whole, torch.nn.Parameter)
         )
-        return Leaf(tracked, leaf.nbytes, b"")
+        return Leaf(tracked, leaf.nbytes, Undigested.SHARDED)
+
+    def _digest(self, path: str, content: Callable[[], Buffer]) -> bytes | Undigested:
+        same = path in self._flat.replicated
+        return Undigested.REPLICATED if same else self._chunks.digest.compute(content())
 
     def _shards(self) -> Iterator[Part]:
         for path, whole in self._flat.sharded.items():
@@ -122,11 +131,16 @@ class RankState:
         return path if path in assigned.common else None
 
 
-def is_within(path: str, roots: frozenset[str]) -> bool:
+def is_within(path: str, roots: Collection[str]) -> bool:
     """Whether it is one of these paths, or beneath one."""
+    return bool(root_of(path, roots))
+
+
+def root_of(path: str, roots: Collection[str]) -> str:
+    """The one of these paths that it is, or is beneath; "" if there is none."""
     while path and path not in roots:
         path = path.rpartition("/")[0]
-    return bool(path)
+    return path
 
 
 def _piece(region: Region, leaf: TensorLeaf) -> Array:

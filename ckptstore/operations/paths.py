@@ -11,14 +11,14 @@ from ckptstore.state.paths import selector
 T = TypeVar("T")
 
 
-def as_globs(paths: object) -> tuple[str, ...] | None:
-    """One glob, several, or None for all leaves."""
+def as_globs(paths: object, name: str = "paths") -> tuple[str, ...] | None:
+    """One glob, several, or None where there is no choice; `name` is that of the argument."""
     if paths is None:
         return None
     globs = (paths,) if isinstance(paths, str) else tuple(paths) if isinstance(paths, Iterable) else (paths,)
     for glob in globs:
         if not isinstance(glob, str):
-            raise InvalidArgument(f"paths={paths!r}: give a glob of logical paths, or a list of them")
+            raise InvalidArgument(f"{name}={paths!r}: give a glob of logical paths, or a list of them")
     return globs
 
 

@@ -45,6 +45,7 @@ class Flat:
         aliases: groups of paths that show the same memory in the same way.
         stateful: path → object whose state_dict stands there.
         sharded: path → DTensor; its leaf is the part that this process has.
+        replicated: paths of leaves that are to be taken for the same on all ranks that have them.
     """
 
     leaves: dict[str, TensorLeaf | Value]
@@ -52,6 +53,7 @@ class Flat:
     aliases: tuple[tuple[str, ...], ...]
     stateful: dict[str, object]
     sharded: dict[str, DTensor] = field(default_factory=dict)
+    replicated: frozenset[str] = frozenset()
 
     @property
     def nbytes(self) -> int:
@@ -61,8 +63,10 @@ class Flat:
         return sum(leaf.nbytes for leaf in arrays if isinstance(leaf, TensorLeaf))
 
 
-def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False) -> Flat:
+def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False, replicated: Iterable[str] = ()) -> Flat:
     """Every leaf of a state; tensors are not copied. Objects with state_dict and load_state_dict stand for theirs.
+
+    `replicated` are globs of the paths that `Flat.replicated` has.
 
     Raises:
         InvalidArgument: `app_state` is no mapping with str keys.
@@ -71,7 +75,8 @@ def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False) -> F
     """
     walk = _Walk(allow_pickle)
     walk.enter(_checked(app_state), "")
-    return Flat(walk.leaves, walk.containers, walk.aliases(), walk.stateful, walk.sharded)
+    same = frozenset(filter(selector(replicated), walk.leaves))
+    return Flat(walk.leaves, walk.containers, walk.aliases(), walk.stateful, walk.sharded, same)
 
 
 def find_stateful(app_state: Mapping[str, object]) -> dict[str, Any]:

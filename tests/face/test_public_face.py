@@ -98,9 +98,9 @@ NAMES = [
 SIGNATURES = {
     "close": "(self) -> None",
     "commit": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False, "
-    "process_group=None, progress=None)",
+    "process_group=None, replicated=None, progress=None)",
     "commit_async": "(self, app_state, *, step, metadata=None, parent=None, run=None, allow_pickle=False, "
-    "process_group=None, just_in_time=True, when_busy='wait')",
+    "process_group=None, replicated=None, just_in_time=True, when_busy='wait')",
     "tag": "(self, name, step)",
     "untag": "(self, name)",
     "delete": "(self, step)",
