@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -163,10 +164,8 @@ class Store(Keeping):
             run: another run than the store's own; made if new.
             allow_pickle: store leaves of unknown types as pickles.
             process_group: the ranks; by default those of torch.distributed's default group, if it is initialised.
-            replicated: globs of logical paths, or containers' paths, as `paths` of `checkout`: these leaves are taken
-                for the same on all ranks that have them, and not hashed to compare them. Where they differ all the
-                same, one rank's is stored. Given alike on all ranks; one that selects nothing is no error. DTensors
-                need none of it, and alone there is nothing to compare.
+            replicated: globs, as `paths` of `checkout`, given alike on all ranks: leaves that are taken for the same on
+                all ranks that have them, without hashing them to compare. Where they differ, one rank's is stored.
             progress: called with (stage, bytes done, bytes in all); not among several ranks.
 
         Returns:
@@ -175,10 +174,8 @@ class Store(Keeping):
         Raises:
             UnsupportedLeaf: a leaf has no encoding; names its path.
             StepExists: the step holds another state. The same state again is success.
-            InvalidArgument: a bad step, run, parent, metadata or `replicated`; ranks that give another store, run or
-                step.
-            StateError: a DTensor, or what is `replicated`, is not the same tensor on all ranks that have it, or stands
-                in what ranks have each for itself; names the path.
+            InvalidArgument: a bad step, run, parent, metadata or glob; ranks that give another store, run or step.
+            StateError: a DTensor, or what is `replicated`, does not fit together; names the path.
             RankFailed: another rank failed, or is gone.
         """
         wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle, replicated=replicated)
@@ -390,23 +387,14 @@ class Store(Keeping):
         metadata: Mapping[str, Any] | None,
         parent: Ref | None,
         run: str | None,
-        *,
-        allow_pickle: bool,
-        replicated: str | Sequence[str] | None,
+        **leaves: Any,
     ) -> Wish:
-        from ckptstore.operations.together import Wish
-        from ckptstore.state.tree import Flat, flatten
-
-        def flat() -> Flat:
-            globs = as_globs(replicated, "replicated")  # here, where what fails is told to the other ranks
-            return flatten(app_state, allow_pickle=allow_pickle, replicated=globs or ())
+        from ckptstore.operations.together import Wish, flattened
 
         name = self._run if run is None else run
-        return Wish(name, step, flat, lambda: self._draft(step, metadata, parent, run))
+        draft = partial(self._draft, name, step, metadata, parent)
+        return Wish(name, step, partial(flattened, app_state, **leaves), draft)
 
-    def _draft(
-        self, step: int, metadata: Mapping[str, Any] | None, parent: Ref | None, run: str | None
-    ) -> history.Draft:
-        name = self._run if run is None else address.check_name("run", run)
+    def _draft(self, run: str, step: int, metadata: Mapping[str, Any] | None, parent: Ref | None) -> history.Draft:
         base = None if parent is None else self._find(parent)
-        return history.draft(self._parts.catalog, name, step, base, metadata)
+        return history.draft(self._parts.catalog, address.check_name("run", run), step, base, metadata)

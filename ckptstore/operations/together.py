@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +14,11 @@ from ckptstore.operations.gathering import Gathering, check_same
 from ckptstore.operations.history import Draft
 from ckptstore.operations.merging import Merging
 from ckptstore.operations.outlines import Assignment, Outline, RankState
+from ckptstore.operations.paths import as_globs
 from ckptstore.operations.ranks import Ranks
 from ckptstore.operations.reports import Opening
 from ckptstore.operations.share import Held, write_share
-from ckptstore.state.tree import Flat
+from ckptstore.state.tree import Flat, flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Wish:
 
     Attributes:
         run, step: the address, which is checked here; the same on all ranks.
-        flatten: gives its state.
+        flatten: gives its state; see `flattened`.
         draft: called by the coordinator alone.
     """
 
@@ -34,6 +35,15 @@ class Wish:
     step: object
     flatten: Callable[[], Flat]
     draft: Callable[[], Draft]
+
+
+def flattened(app_state: Mapping[str, object], *, allow_pickle: bool, replicated: object) -> Flat:
+    """A rank's state, of which globs choose what is `Flat.replicated`.
+
+    Raises InvalidArgument for what are no globs, and as `flatten` does.
+    """
+    globs = as_globs(replicated, "replicated") or ()
+    return flatten(app_state, allow_pickle=allow_pickle, replicated=globs)
 
 
 def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish) -> CommitRecord:

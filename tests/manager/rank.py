@@ -80,6 +80,15 @@ def shards(store, rank):
     return store.steps(), weight.to_local().unique().tolist(), own["position"]
 
 
+def replicas(store, rank):
+    """Both are told that they have the same."""
+    for step, background in enumerate([True, False]):
+        with CheckpointManager(store, 1, async_=background, replicated="w") as manager:
+            manager.save(2 * step, state(rank))
+            manager.save(2 * step + 1, state(rank))
+    return [(path, entry.shape) for step in store.steps() for path, entry in store.manifest(step).items()]
+
+
 def wait_for_failure(manager):
     assert manager._flight.exception()
 

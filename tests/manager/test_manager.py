@@ -109,6 +109,7 @@ def test_pickles_are_an_option(store):
         {"save_interval": True},
         {"save_interval": 1, "keep": 3},
         {"save_interval": 1, "grace": -1},
+        {"save_interval": 1, "replicated": 3},
     ],
 )
 def test_arguments_are_checked_at_once(store, arguments):

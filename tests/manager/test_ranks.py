@@ -20,6 +20,7 @@ SCENARIOS = [
     "policies",
     "steps",
     "shards",
+    "replicas",
     "failing",
     "policy_fails",
     "newest",
@@ -82,6 +83,10 @@ def test_another_step_is_told_to_all(told):
 
 def test_they_save_together_in_the_background(told):
     assert told["shards"] == ([[0, 2, 4], [2.0], 20], [[0, 2, 4], [2.0], 21])
+
+
+def test_they_save_once_what_is_the_same(told):
+    assert told["replicas"] == ([["w", [3000]]] * 4, [["w", [3000]]] * 4)
 
 
 def test_a_failure_of_one_is_told_to_all_and_they_stay_together(told, folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -93,6 +94,13 @@ def test_a_step_that_is_none(store, step, told):
     for commit in (store.commit, store.commit_async):
         with pytest.raises(InvalidArgument, match=told):
             commit(state_of("main", 300), step=step)
+
+
+@pytest.mark.parametrize("globs", [3, b"model", ["model", None]])
+def test_globs_that_are_none(store, globs):
+    for commit in (store.commit, store.commit_async):
+        with pytest.raises(InvalidArgument, match=re.escape(f"replicated={globs!r}: give a glob of logical paths")):
+            commit(state_of("main", 300), step=300, replicated=globs)
 
 
 @pytest.mark.parametrize("step", [300, np.int32(300), torch.tensor(300), (1 << 63) - 1, 0])
