@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # see `background`
@@ -14,7 +13,7 @@ class Channels:
     """Beside each process group a gloo group of the same ranks, for one thread at a time."""
 
     def __init__(self) -> None:
-        self._made: dict[Group, Group] = {}
+        self._made: dict[Group, Ranks] = {}
 
     def has(self, group: Group) -> bool:
         """Whether there is one."""
@@ -22,19 +21,16 @@ class Channels:
 
     def make(self, group: Group | None) -> None:
         """Make another one; called by all ranks."""
-        from ckptstore.operations.ranks import beside, given
+        from ckptstore.operations.ranks import Ranks, beside, given, seat
 
         self.leave(given(group))
-        self._made[given(group)] = beside(group)
+        self._made[given(group)] = Ranks(*seat(group), beside(group))
 
     def ranks(self, group: Group | None) -> Ranks:
         """Those that talk over it, or this process alone."""
-        from ckptstore.operations.ranks import Ranks, seat
+        from ckptstore.operations.ranks import Ranks
 
-        if group is None:
-            return Ranks(0, 1)
-        own = self._made[group]
-        return Ranks(*seat(own), own)
+        return Ranks(0, 1) if group is None else self._made[group]
 
     def leave(self, group: Group | None, failure: BaseException | None = None) -> None:
         """Give it up, if there is one: ranks that wait for this one hear of it then.
@@ -45,12 +41,9 @@ class Channels:
         while failure is not None:
             traceback.clear_frames(failure.__traceback__)
             failure = failure.__cause__ or failure.__context__
-        own = None if group is None else self._made.pop(group, None)
-        if own is not None:
-            import torch.distributed as dist
-
-            with suppress(ValueError):  # it was destroyed together with the default group
-                dist.destroy_process_group(own)
+        ranks = None if group is None else self._made.pop(group, None)
+        if ranks is not None:
+            ranks.leave()
 
     def close(self) -> None:
         """Leave all groups."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from uuid import uuid4
 
@@ -39,10 +39,16 @@ class Seat(NamedTuple):
 
 
 def seat(group: dist.ProcessGroup | None) -> Seat:
-    """Which of how many ranks this process is. Raises InvalidArgument when it is none of the group."""
-    if not dist.is_available() or not dist.is_initialized():
+    """Which of how many ranks this process is.
+
+    Raises InvalidArgument when it is none of the group, or there is no such group any more.
+    """
+    if not dist.is_available() or (group is None and not dist.is_initialized()):
         return Seat(0, 1)
-    rank = dist.get_rank(group)
+    try:
+        rank = dist.get_rank(group)
+    except ValueError:
+        raise InvalidArgument("the process group was destroyed: give one that exists, or none") from None
     if rank < 0:
         raise InvalidArgument("this process is not in the process group: call this on its ranks only")
     return Seat(rank, dist.get_world_size(group))
@@ -90,6 +96,7 @@ class Ranks:
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None = None) -> None:
         self.rank, self.count = rank, count
         self._group = group
+        self._device = _device_of(group) if count > 1 else torch.device("cpu")
         self._failure: BaseException | None = None
 
     @property
@@ -128,14 +135,19 @@ class Ranks:
         sent = (
             made if made is not None else {rank: torch.empty(size, dtype=torch.uint8) for rank, size in sizes.items()}
         )
-        device = _device_of(self._group) if sent or expected else torch.device("cpu")
-        got = {rank: torch.empty(size, dtype=torch.uint8, device=device) for rank, size in expected.items()}
-        wishes = [self._operation(dist.isend, data.to(device), rank) for rank, data in sorted(sent.items())]
-        wishes += [self._operation(dist.irecv, data, rank) for rank, data in sorted(got.items())]
+        got = {rank: torch.empty(size, dtype=torch.uint8, device=self._device) for rank, size in expected.items()}
         with hearing():
+            wishes = [self._operation(dist.isend, data.to(self._device), rank) for rank, data in sorted(sent.items())]
+            wishes += [self._operation(dist.irecv, data, rank) for rank, data in sorted(got.items())]
             for work in dist.batch_isend_irecv(wishes) if wishes else ():
                 work.wait()
         return {rank: data.cpu() for rank, data in got.items()}
+
+    def leave(self) -> None:
+        """Destroy the group, if it is still there, and forget it; nothing may be asked of it after that."""
+        group, self._group = self._group, None
+        with suppress(ValueError):
+            dist.destroy_process_group(group)
 
     def _attempt(self, act: Callable[[], T]) -> T | None:
         if self._failure is None:
@@ -184,7 +196,7 @@ def hearing() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        raise RankFailed(f"a rank of the process group is gone: start all again ({error})") from error
+        raise RankFailed(f"the process group or a rank of it is gone: start all again ({error})") from error
 
 
 def packed(told: Any) -> bytes:

@@ -8,6 +8,7 @@ import selectors
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,19 +22,7 @@ class Crew:
     """Processes that stay, so that torch is imported once."""
 
     def __init__(self, folder, count):
-        paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-        environment = os.environ | {"PYTHONPATH": paths}
-        environment |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
-        script = Path(__file__).with_name("rank_child.py")
-        self.members = [
-            subprocess.Popen(
-                [sys.executable, script, folder, str(rank), str(count)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
-            for rank in range(count)
-        ]
+        self.members = [start("rank_child.py", folder, str(rank), str(count)) for rank in range(count)]
 
     def tell(self, name, count, **arguments):
         """Every rank's answer; None for one that died."""
@@ -42,7 +31,7 @@ class Crew:
             if member.poll() is None:
                 pipe(member.stdin).write(order)
                 pipe(member.stdin).flush()
-        return [self._answer(member) for member in self.members[:count]]
+        return [answer_of(member) for member in self.members[:count]]
 
     def do(self, name, count, **arguments):
         """Every rank's value."""
@@ -51,22 +40,71 @@ class Crew:
         return [answer["value"] for answer in answers]
 
     def close(self):
-        for member in self.members:
-            pipe(member.stdin).close()
-        for member in self.members:
-            try:
-                member.wait(20)
-            except subprocess.TimeoutExpired:
-                member.kill()
-                member.wait()
-            pipe(member.stdout).close()
+        close(*self.members)
 
-    def _answer(self, member):
-        with selectors.DefaultSelector() as selector:
-            selector.register(member.stdout, selectors.EVENT_READ)
-            assert selector.select(PATIENCE), "a rank hangs"
-        line = member.stdout.readline()
-        return json.loads(line) if line else None
+
+class Jobs:
+    """Runs jobs whose ranks end each in its own way; see `ending_child`."""
+
+    def __init__(self, folders):
+        self._folders = folders
+        self._process = start("ending_child.py")
+
+    def run(self, *jobs):
+        """What came of these, which run at the same time: [scenario, count of ranks, arguments]."""
+        folders = [self._folders.mktemp("job") for _ in jobs]
+        for folder in folders:
+            ckptstore.open(folder / "store", chunk_bytes=4096).close()
+        orders = [[name, count, str(folder), how] for folder, (name, count, how) in zip(folders, jobs, strict=True)]
+        pipe(self._process.stdin).write(json.dumps(orders).encode() + b"\n")
+        pipe(self._process.stdin).flush()
+        answers = answer_of(self._process)
+        return [
+            Ended(str(folder / "store"), *zip(*ranks, strict=True))
+            for folder, ranks in zip(folders, answers, strict=True)
+        ]
+
+    def close(self):
+        close(self._process)
+
+
+class Ended(NamedTuple):
+    """A job that is over: its store, and by rank the exit code, what it said, and what is on its stderr."""
+
+    place: str
+    codes: tuple[int, ...]
+    said: tuple[list[Any], ...]
+    errors: tuple[str, ...]
+
+
+def start(script, *arguments):
+    """A process that reads and writes lines of JSON."""
+    paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+    command = [sys.executable, Path(__file__).with_name(script), *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+def answer_of(process):
+    """Its next line; None when it died."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        assert selector.select(PATIENCE), "a rank hangs"
+    line = process.stdout.readline()
+    return json.loads(line) if line else None
+
+
+def close(*processes):
+    """Let them end by themselves."""
+    for process in processes:
+        pipe(process.stdin).close()
+    for process in processes:
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        pipe(process.stdout).close()
 
 
 def pipe(end):
@@ -108,6 +146,13 @@ def doomed(tmp_path_factory):
         for member in each.members:
             member.kill()
         each.close()
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    made = Jobs(tmp_path_factory)
+    yield made
+    made.close()
 
 
 @pytest.fixture
