@@ -55,12 +55,12 @@ class _Save:
             dealt: list[Dealt] = self._time("open", partial(self._gathering.deal, openings))
             asks = [Ask(b"".join(digests), [_CHUNK] * len(digests), {}, 0) for digests in self._digests]
             grants: list[Grant] = self._time("grant", partial(self._gathering.grant, asks))
-            reports = [self._report(rank, grant).encode() for rank, grant in enumerate(grants)]
+            reports = [self._report(rank, grant) for rank, grant in enumerate(grants)]
             self._time("publish", partial(self._gathering.publish, reports, self._manifest))
-        sent = sum(len(packed(each)) for told in (openings, asks) for each in told) + sum(map(len, reports))
+        sizes = [sum(len(packed(each)) for each in told) for told in (openings, asks, reports)]
         got = sum(len(pickle.dumps(each)) for answers in (dealt, grants) for each in answers)
-        self._add("all they send: MB", sent)
-        self._add("of these, reports: MB", sum(map(len, reports)))
+        self._add("all they send: MB", sum(sizes))
+        self._add("of these, reports: MB", sizes[-1])
         self._add("all they are sent: MB", got)
 
     def _time(self, row: str, act: Any) -> Any:

@@ -89,13 +89,13 @@ class Gathering:
         self.writer.finish()
         return [None] * len(told)
 
-    def publish(self, told: Sequence[bytes], make: Callable[[Report, int], Manifest]) -> CommitRecord:
+    def publish(self, told: Sequence[Report], make: Callable[[Report, int], Manifest]) -> CommitRecord:
         """Make the commit exist, of what all ranks told; `make` gives its manifest, of all reports and the chunk size.
 
         Raises StateError, and see `publish.publish`.
         """
         with kept_alive(self._chunks.catalog, self._session) as session:
-            written = merged([Report.decode(data, self._chunks.digest.size) for data in told])
+            written = merged(told)
             self.writer.rely_on(split_digests(written.bases, self._chunks.digest.size))
             new = self._new_commit(make(written, self._chunks.config.chunk_bytes), written)
             try:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.errors import StateError
-from ckptstore.format import frames
-from ckptstore.format.manifest import Value, split_digests
+from ckptstore.format.manifest import Value
 from ckptstore.operations.shares import Deals, Shard
 
 
@@ -56,25 +53,6 @@ class Grant(NamedTuple):
     places: Sequence[ChunkLocation] = ()
 
 
-class _Pack(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    size: int
-    chunks: list[tuple[bytes, int, int, int, int, bytes]]
-
-
-class _Chunks(msgspec.Struct, frozen=True, array_like=True):
-    numbers: list[int]
-    digests: bytes
-
-
-class _Told(msgspec.Struct, frozen=True, array_like=True):
-    packs: list[_Pack]
-    chunks: dict[str, _Chunks]
-    inline: dict[str, bytes]
-    values: dict[str, tuple[Value, int]]
-    bases: bytes
-
-
 class Report(NamedTuple):
     """What a rank wrote.
 
@@ -91,26 +69,6 @@ class Report(NamedTuple):
     inline: Mapping[str, bytes]
     values: Mapping[str, tuple[Value, int]]
     bases: bytes
-
-    def encode(self) -> bytes:
-        """As few bytes as will do."""
-        packs = [_Pack(pack.name, pack.size, [_frame(chunk) for chunk in pack.chunks]) for pack in self.packs]
-        chunks = {path: _Chunks(list(held), b"".join(held.values())) for path, held in self.chunks.items()}
-        told = _Told(packs, chunks, dict(self.inline), dict(self.values), self.bases)
-        return frames.pack(msgspec.msgpack.encode(told))
-
-    @staticmethod
-    def decode(data: bytes, digest_size: int) -> Report:
-        """The inverse of `encode`."""
-        told = msgspec.msgpack.decode(frames.unpack(data), type=_Told)
-        packs = [
-            NewPack(pack.name, pack.size, [_location(pack.name, chunk) for chunk in pack.chunks]) for pack in told.packs
-        ]
-        chunks = {
-            path: dict(zip(held.numbers, split_digests(held.digests, digest_size), strict=True))
-            for path, held in told.chunks.items()
-        }
-        return Report(packs, chunks, told.inline, told.values, told.bases)
 
 
 def merged(reports: Sequence[Report]) -> Report:
@@ -134,12 +92,3 @@ def merged(reports: Sequence[Report]) -> Report:
 def _check_once(path: str, known: bool) -> None:  # noqa: FBT001 - private
     if known:
         raise StateError(f"{path!r}: several ranks of this save wrote it: let the planner give it to one of them")
-
-
-def _frame(chunk: ChunkLocation) -> tuple[bytes, int, int, int, int, bytes]:
-    return chunk.digest, chunk.offset, chunk.length, chunk.raw_length, chunk.codec, chunk.base
-
-
-def _location(pack: str, frame: tuple[bytes, int, int, int, int, bytes]) -> ChunkLocation:
-    digest, *place = frame
-    return ChunkLocation(digest, pack, *place)  # type: ignore[arg-type] # in the order of `_frame`

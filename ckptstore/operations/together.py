@@ -16,7 +16,7 @@ from ckptstore.operations.merging import Merging
 from ckptstore.operations.outlines import Assignment, Outline, RankState
 from ckptstore.operations.paths import as_globs
 from ckptstore.operations.ranks import Ranks
-from ckptstore.operations.reports import Opening
+from ckptstore.operations.reports import Opening, Report
 from ckptstore.operations.share import Held, write_share
 from ckptstore.state.tree import Flat, flatten
 
@@ -70,8 +70,8 @@ def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish) -> CommitRecor
     with gathering or nullcontext():
         report = write_share(ranks, gathering, held)
 
-    def publish(told: list[bytes]) -> list[CommitRecord]:
+    def publish(told: list[Report]) -> list[CommitRecord]:
         assert gathering is not None
         return [gathering.publish(told, merging.manifest)] * ranks.count
 
-    return ranks.agree(report.encode, publish)
+    return ranks.agree(lambda: report, publish)

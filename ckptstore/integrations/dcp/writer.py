@@ -27,7 +27,7 @@ from ckptstore.operations import history
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.gathering import Gathering
 from ckptstore.operations.parts import Part
-from ckptstore.operations.ranks import Ranks
+from ckptstore.operations.ranks import Ranks, packed, unpacked
 from ckptstore.operations.reports import Report
 from ckptstore.operations.share import Held, write_share
 from ckptstore.operations.shares import Shard
@@ -149,7 +149,7 @@ class StoreWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """See `StorageWriter`."""
         gathering: Gathering = vars(self._save).pop("gathering")
-        told = [each.storage_data for of_rank in results for each in of_rank if each.storage_data is not None]
+        told = [unpacked(each.storage_data) for of_rank in results for each in of_rank if each.storage_data is not None]
         record = gathering.publish(told, partial(manifest_of, metadata))
         self._place.rest()
         metadata.storage_data = None
@@ -194,7 +194,7 @@ def _logical_paths(plan: SavePlan) -> dict[str, str]:
 
 def _results(items: Sequence[WriteItem], report: Report) -> list[WriteResult]:
     """One for each item; the first one also says what this rank wrote."""
-    told = [report.encode(), *[None] * len(items)]
+    told = [packed(report), *[None] * len(items)]
     return [WriteResult(item.index, _size(item), data) for item, data in zip(items, told, strict=False)]
 
 
