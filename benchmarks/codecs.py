@@ -25,7 +25,7 @@ from benchmarks.figures import BEST, CODECS
 from benchmarks.measuring import Samples, rotated
 from benchmarks.report import Report, add_files
 from benchmarks.trajectory import KINDS, State, Trajectory
-from ckptstore.format.grid import Grid, default_chunk_shape
+from ckptstore.format.grid import Division, Grid, default_chunk_shape
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CHUNK = 4 << 20
@@ -109,8 +109,9 @@ def _chunks(tensor: Tensor) -> Iterator[Chunk]:
     """The chunks that a store cuts a tensor into."""
     data = tensor.reshape(-1).view(torch.uint8).numpy().data.cast("B")
     shape = tuple(tensor.shape)
+    chunk_shape = default_chunk_shape(shape, tensor.itemsize, Division(CHUNK, halved=True))
     start = 0
-    for size in Grid(shape, default_chunk_shape(shape, tensor.itemsize, CHUNK)).sizes(tensor.itemsize):
+    for size in Grid(shape, chunk_shape).sizes(tensor.itemsize):
         yield data[start : start + size]
         start += size
 

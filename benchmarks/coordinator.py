@@ -14,7 +14,7 @@ from benchmarks.figures import OWN
 from benchmarks.measuring import Samples
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.format.grid import Grid
+from ckptstore.format.grid import Division, Grid
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.operations import history
 from ckptstore.operations.gathering import Gathering
@@ -89,7 +89,7 @@ class _Save:
     def _own_names(self) -> Sequence[str]:
         return self._gathering._claims.reserve(1)  # noqa: SLF001 - the first rank's writer does so
 
-    def _manifest(self, written: Report, chunk_bytes: int) -> Manifest:
+    def _manifest(self, written: Report, division: Division) -> Manifest:
         grid = Grid(self._shape, _ROW)
         entries: dict[str, Entry] = {
             path: TensorEntry(

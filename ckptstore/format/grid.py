@@ -1,7 +1,7 @@
 """The grid of chunks over an array: which chunk holds which elements.
 
-The grid depends on the array's shape alone, so the same weights give the same chunks whoever saves them. A chunk is
-contiguous in row-major order: leading dims of extent 1, one dim that is split, and the dims behind it whole.
+The grid depends on the store and the array's shape alone, so the same weights give the same chunks whoever saves them.
+A chunk is contiguous in row-major order: leading dims of extent 1, one dim that is split, and the dims behind it whole.
 """
 
 from __future__ import annotations
@@ -11,21 +11,39 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 Index = tuple[int, ...]
 
 
-@lru_cache(1024)  # of many leaves, few have a form of their own
-def default_chunk_shape(shape: Index, itemsize: int, chunk_bytes: int) -> Index:
-    """The chunk shape for an array: at most `chunk_bytes` bytes each, unless one element is larger.
+class Division(NamedTuple):
+    """How a store divides arrays into chunks.
 
-    The split dim's extent is a power of two, so that chunk borders meet the borders of most shards.
+    Attributes:
+        most: bytes of a chunk, unless one element is larger.
+        halved: whether rows are halved as often as needed, so that chunks end where shards of 2, 4, 8… ranks do. Rows
+            that can not be halved, and all of a store of earlier versions, are cut at powers of two.
     """
+
+    most: int
+    halved: bool
+
+    def rows(self, extent: int, size: int) -> int:
+        """How many of so many rows of a size, in bytes, are in a chunk."""
+        fitting = max(self.most // size, 1)
+        halvings = (-(-extent // fitting) - 1).bit_length()
+        if self.halved and extent % (1 << halvings) == 0:
+            return extent >> halvings
+        return 1 << fitting.bit_length() - 1
+
+
+@lru_cache(1024)  # of many leaves, few have a form of their own
+def default_chunk_shape(shape: Index, itemsize: int, division: Division) -> Index:
+    """The chunk shape for an array."""
     inner = itemsize
     for dim in reversed(range(len(shape))):
-        if inner * shape[dim] > chunk_bytes:
-            rows = 1 << max(chunk_bytes // inner, 1).bit_length() - 1
-            return (1,) * dim + (rows,) + shape[dim + 1 :]
+        if inner * shape[dim] > division.most:
+            return (1,) * dim + (division.rows(shape[dim], inner),) + shape[dim + 1 :]
         inner *= shape[dim]
     return tuple(max(extent, 1) for extent in shape)
 

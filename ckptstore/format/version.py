@@ -6,13 +6,16 @@ import msgspec
 
 from ckptstore.errors import NotAStore, StoreTooNew
 from ckptstore.format.digests import checksum
+from ckptstore.format.grid import Division
 
 KEY = "ckptstore.json"
 FORMAT = 1
 ENCRYPTION = "encryption"
 DELTAS = "deltas"
 """Chunks may rest on others, which gc must spare."""
-FEATURES: frozenset[str] = frozenset({DELTAS, ENCRYPTION})
+HALVES = "halves"
+"""New tensors are divided at halves of their rows: see `Division`."""
+FEATURES: frozenset[str] = frozenset({DELTAS, ENCRYPTION, HALVES})
 """Features that this version understands. A store that requires another is refused before its data is touched."""
 
 MIB = 1 << 20
@@ -42,6 +45,11 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     requires_write: tuple[str, ...] = ()
     requires_gc: tuple[str, ...] = ()
     checksum: str = ""
+
+    @property
+    def division(self) -> Division:
+        """How writers divide arrays."""
+        return Division(self.chunk_bytes, HALVES in self.requires_write)
 
 
 class _Format(msgspec.Struct):

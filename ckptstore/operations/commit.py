@@ -16,7 +16,7 @@ from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import SessionFenced, StepExists
 from ckptstore.format import version
 from ckptstore.format.codecs import BYTES
-from ckptstore.format.grid import Grid, default_chunk_shape
+from ckptstore.format.grid import Division, Grid, default_chunk_shape
 from ckptstore.format.manifest import INLINE_TENSOR, INLINE_VALUE, Entry, Manifest, TensorEntry, Value, ValueEntry
 from ckptstore.operations.adam import Trained
 from ckptstore.operations.arrivals import Arrival, Arrivals
@@ -115,8 +115,8 @@ class _Planned:
 
 def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: Lineage) -> Manifest:
     repeated = {path: group[0] for group in flat.aliases for path in group[1:]}
-    most = chunks.config.chunk_bytes
-    planned = {path: _plan(leaf, most) for path, leaf in flat.leaves.items() if path not in repeated}
+    division = chunks.config.division
+    planned = {path: _plan(leaf, division) for path, leaf in flat.leaves.items() if path not in repeated}
     recipes = find_recipes(flat) if chunks.compression == "best" else []
     trained = Trained(recipes, {path: item.entry for path, item in planned.items()}, lineage)
     arrivals = Arrivals(writer, _on_devices(planned))
@@ -137,14 +137,14 @@ def _on_devices(planned: Mapping[str, _Planned]) -> dict[str, tuple[DeviceLeaf, 
     return {path: (leaf, grid) for path, leaf, grid in leaves if isinstance(leaf, DeviceLeaf) and grid is not None}
 
 
-def _plan(leaf: TensorLeaf | Value, most: int) -> _Planned:
-    return _plan_tensor(leaf, most) if isinstance(leaf, TensorLeaf) else _plan_value(leaf, most)
+def _plan(leaf: TensorLeaf | Value, division: Division) -> _Planned:
+    return _plan_tensor(leaf, division) if isinstance(leaf, TensorLeaf) else _plan_value(leaf, division.most)
 
 
-def _plan_tensor(leaf: TensorLeaf, most: int) -> _Planned:
+def _plan_tensor(leaf: TensorLeaf, division: Division) -> _Planned:
     shape, itemsize = leaf.shape, leaf.itemsize
     small = leaf.nbytes <= INLINE_TENSOR
-    grid = Grid(shape, default_chunk_shape(shape, itemsize, most))
+    grid = Grid(shape, default_chunk_shape(shape, itemsize, division))
     entry = TensorEntry(
         library=leaf.library,
         dtype=leaf.dtype,

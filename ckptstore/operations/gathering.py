@@ -14,6 +14,7 @@ from ckptstore.chunkstore import ChunkStore, ChunkWriter
 from ckptstore.chunkstore.claims import SessionClaims
 from ckptstore.errors import InvalidArgument, SessionFenced
 from ckptstore.format import version
+from ckptstore.format.grid import Division
 from ckptstore.format.manifest import Manifest, split_digests
 from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.history import Draft
@@ -55,7 +56,7 @@ class Gathering:
         """
         check_same(openings)
         version.check_features(self._chunks.config.requires_write, "write to", self._chunks.storage.url)
-        deals = deal([opening.shards for opening in openings], self._chunks.config.chunk_bytes)
+        deals = deal([opening.shards for opening in openings], self._chunks.config.division)
         self._draft = self._make_draft()
         self._taken = taken_step(self._chunks, self._draft)
         self._session = self._stack.enter_context(writing_session(self._chunks.catalog))
@@ -89,15 +90,15 @@ class Gathering:
         self.writer.finish()
         return [None] * len(told)
 
-    def publish(self, told: Sequence[Report], make: Callable[[Report, int], Manifest]) -> CommitRecord:
-        """Make the commit exist, of what all ranks told; `make` gives its manifest, of all reports and the chunk size.
+    def publish(self, told: Sequence[Report], make: Callable[[Report, Division], Manifest]) -> CommitRecord:
+        """Make the commit exist, of what all ranks told; `make` gives its manifest.
 
         Raises StateError, and see `publish.publish`.
         """
         with kept_alive(self._chunks.catalog, self._session) as session:
             written = merged(told)
             self.writer.rely_on(split_digests(written.bases, self._chunks.digest.size))
-            new = self._new_commit(make(written, self._chunks.config.chunk_bytes), written)
+            new = self._new_commit(make(written, self._chunks.config.division), written)
             try:
                 return publish(self._chunks, session, new)
             except SessionFenced:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ckptstore.errors import StateError
+from ckptstore.format.grid import Division
 from ckptstore.format.manifest import Container, Entry, Manifest
 from ckptstore.operations.outlines import Assignment, Leaf, Outline, Undigested, is_within, root_of
 from ckptstore.operations.reports import Report
@@ -52,7 +53,7 @@ class Merging:
                 writers.choose(path, leaves)
         return [Assignment(self._own, frozenset(paths)) for paths in writers.paths]
 
-    def manifest(self, written: Report, chunk_bytes: int) -> Manifest:
+    def manifest(self, written: Report, division: Division) -> Manifest:
         """Raises StateError for what nobody wrote."""
         forms: dict[str, Leaf] = {}
         containers: dict[str, Container] = {}
@@ -61,7 +62,7 @@ class Merging:
         for path, container in self._containers():
             containers[path] = _joined(containers.get(path, container), container)
         entries: dict[str, Entry] = {
-            path: value_entry(path, written, chunk_bytes)
+            path: value_entry(path, written, division.most)
             if leaf.form is None
             else tensor_entry(path, leaf.form, written)
             for path, leaf in forms.items()

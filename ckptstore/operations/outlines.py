@@ -94,7 +94,7 @@ class RankState:
             dtype=leaf.dtype,
             itemsize=leaf.itemsize,
             shape=shape,
-            chunk_shape=default_chunk_shape(shape, leaf.itemsize, self._chunks.config.chunk_bytes),
+            chunk_shape=default_chunk_shape(shape, leaf.itemsize, self._chunks.config.division),
             order=leaf.order,
             requires_grad=leaf.requires_grad,
             parameter=leaf.parameter,

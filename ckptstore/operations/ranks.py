@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-import zstandard
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ckptstore.errors import InvalidArgument, RankFailed
+from ckptstore.format import frames
 
 if TYPE_CHECKING:  # torch 2.9 has only strings
     from torch.distributed.distributed_c10d import GroupName
@@ -201,12 +201,12 @@ def hearing() -> Iterator[None]:
 
 def packed(told: Any) -> bytes:
     """What a rank sends to the coordinator: paths and shapes repeat themselves."""
-    return zstandard.ZstdCompressor(level=1).compress(pickle.dumps(told))
+    return frames.pack(pickle.dumps(told))
 
 
 def unpacked(sent: bytes) -> Any:
     """The inverse of `packed`."""
-    return pickle.loads(zstandard.ZstdDecompressor().decompress(sent))
+    return pickle.loads(frames.unpack(sent))
 
 
 def _reason(failure: BaseException | None) -> str | None:

@@ -14,6 +14,7 @@ import msgspec
 from ckptstore.catalog.base import Catalog
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.grouping import groups
+from ckptstore.format.grid import Division
 from ckptstore.format.manifest import INLINE_VALUE, Value
 from ckptstore.operations.gathering import Gathering
 from ckptstore.operations.granted import Granted
@@ -56,7 +57,7 @@ def write_share(ranks: Ranks, gathering: Gathering | None, held: Held) -> Report
     share = _Share(held, None if gathering else Granted())
     dealt = ranks.agree(share.open, gathering.deal if gathering else _never)
     share.lineage = gathering.lineage if gathering else StoredLineage(share.chunks, dealt.parent)
-    trades = Trades(ranks.rank, dealt.deals.tensors, held.parts, share.chunks.config.chunk_bytes)
+    trades = Trades(ranks.rank, dealt.deals.tensors, held.parts, share.chunks.config.division)
     writer = gathering.writer if gathering else share.own_writer()
     try:
         with writer:
@@ -97,8 +98,8 @@ class _Share:
         self.chunks = self._held.chunks()
         if self._granted is not None:
             self.chunks = replace(self.chunks, catalog=cast("Catalog", self._granted))
-        most = self.chunks.config.chunk_bytes
-        units = [*self._value_units(most), *self._tensor_units(most)]
+        division = self.chunks.config.division
+        units = [*self._value_units(division.most), *self._tensor_units(division)]
         windows = list(groups(units, lambda unit: unit.size, _WINDOW_BYTES, _WINDOW_CHUNKS))
         self.windows = iter(windows)
         shards = [part.shard for part in self._held.parts if part.shard.is_partial]
@@ -128,9 +129,9 @@ class _Share:
     def report(self, writer: ChunkWriter) -> Report:
         return Report(writer.finish()[0], self._chunks, self._inline, self._values, writer.bases)
 
-    def _tensor_units(self, most: int) -> Iterator[Unit]:
+    def _tensor_units(self, division: Division) -> Iterator[Unit]:
         for part in self._held.parts:
-            yield from part.units(part.shard.grid(most))
+            yield from part.units(part.shard.grid(division))
 
     def _value_units(self, most: int) -> Iterator[Unit]:
         for path, value in self._held.values().items():

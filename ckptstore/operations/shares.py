@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from ckptstore.errors import StateError
-from ckptstore.format.grid import Grid, Index, default_chunk_shape
+from ckptstore.format.grid import Division, Grid, Index, default_chunk_shape
 
 _ROUND_BYTES = 64 << 20
 """About as much as a rank sends or gets at a time."""
@@ -35,9 +35,9 @@ class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Whether it has elements, but not all of the tensor."""
         return 0 < volume(self.start, self.stop) < prod(self.shape)
 
-    def grid(self, chunk_bytes: int) -> Grid:
+    def grid(self, division: Division) -> Grid:
         """The chunks of the whole tensor."""
-        return Grid(self.shape, default_chunk_shape(self.shape, self.itemsize, chunk_bytes))
+        return Grid(self.shape, default_chunk_shape(self.shape, self.itemsize, division))
 
     def whole_chunks(self, grid: Grid) -> Iterator[int]:
         """Numbers of the chunks that lie within the shard."""
@@ -85,13 +85,13 @@ def overlap(start: Index, stop: Index, other_start: Index, other_stop: Index) ->
     return None if any(a >= b for a, b in zip(low, high, strict=True)) else (low, high)
 
 
-def deal(shards: Sequence[Sequence[Shard]], chunk_bytes: int) -> list[Deals]:
+def deal(shards: Sequence[Sequence[Shard]], division: Division) -> list[Deals]:
     """What each rank has to do, from what each rank has of tensors that none has whole.
 
     Raises:
         StateError: ranks tell of different tensors, have the same elements, or leave some to nobody; names the path.
     """
-    dealer = _Dealer(len(shards), chunk_bytes)
+    dealer = _Dealer(len(shards), division)
     by_path: dict[str, list[tuple[int, Shard]]] = defaultdict(list)
     for rank, held in enumerate(shards):
         for shard in held:
@@ -102,8 +102,8 @@ def deal(shards: Sequence[Sequence[Shard]], chunk_bytes: int) -> list[Deals]:
 
 
 class _Dealer:
-    def __init__(self, ranks: int, chunk_bytes: int) -> None:
-        self._chunk_bytes = chunk_bytes
+    def __init__(self, ranks: int, division: Division) -> None:
+        self._division = division
         self._owned, self._moved = [0] * ranks, [0] * ranks
         self._deals: list[list[Deal]] = [[] for _ in range(ranks)]
         self._turns = 0
@@ -113,7 +113,7 @@ class _Dealer:
         if any((shard.shape, shard.itemsize) != (first.shape, first.itemsize) for _, shard in parts):
             raise StateError(f"{path!r}: ranks have shards of tensors of different shapes or dtypes")
         told: dict[int, list[SharedChunk]] = defaultdict(list)
-        for number, pieces in _shared(path, parts, first.grid(self._chunk_bytes)).items():
+        for number, pieces in _shared(path, parts, first.grid(self._division)).items():
             owner, turn = self._assign([(parts[place][0], count * first.itemsize) for place, count in pieces])
             boxes = [(parts[place][0], parts[place][1].start, parts[place][1].stop) for place, _ in pieces]
             for rank in {parts[place][0] for place, _ in pieces}:

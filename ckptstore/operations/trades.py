@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ckptstore.chunkstore import Piece
-from ckptstore.format.grid import Grid, Index
+from ckptstore.format.grid import Division, Grid, Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.operations.parts import Part, Unit, ready
 from ckptstore.operations.ranks import Ranks
@@ -59,7 +59,7 @@ class _Assembly(NamedTuple):
 class Trades:
     """Those of one rank, by turn. Sender and owner derive the same order from what each was dealt."""
 
-    def __init__(self, rank: int, deals: Sequence[Deal], parts: Sequence[Part], chunk_bytes: int) -> None:
+    def __init__(self, rank: int, deals: Sequence[Deal], parts: Sequence[Part], division: Division) -> None:
         self._rank = rank
         self._sends: dict[int, dict[int, list[_Send]]] = defaultdict(lambda: defaultdict(list))
         self._assemblies: dict[int, list[_Assembly]] = defaultdict(list)
@@ -68,7 +68,7 @@ class Trades:
             own[part.shard.path].append(part)
         for each in deals:
             held = own[each.path]
-            grid = held[0].shard.grid(chunk_bytes)
+            grid = held[0].shard.grid(division)
             for chunk in each.chunks:
                 if chunk.owner == rank:
                     self._keep(chunk, grid, held)

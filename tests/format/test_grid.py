@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptstore.errors import InvalidArgument
-from ckptstore.format.grid import Grid, default_chunk_shape
+from ckptstore.format.grid import Division, Grid, default_chunk_shape
 from ckptstore.format.selection import contiguous_span, everything, select
 
 SHAPES = st.lists(st.integers(0, 9), max_size=4).map(tuple)
@@ -72,9 +72,9 @@ def test_touching_chunks_are_those_that_share_an_element(grid, data):
     assert list(grid.touching(start, stop)) == [number for number in range(len(grid)) if shares(number)]
 
 
-@given(SHAPES, ITEMSIZES, st.integers(1, 600))
-def test_a_default_chunk_is_contiguous_and_small(shape, itemsize, most):
-    grid = Grid(shape, default_chunk_shape(shape, itemsize, most))
+@given(SHAPES, ITEMSIZES, st.integers(1, 600), st.booleans())
+def test_a_default_chunk_is_contiguous_and_small(shape, itemsize, most, halved):
+    grid = Grid(shape, default_chunk_shape(shape, itemsize, Division(most, halved)))
     assert grid.is_consecutive
     for number in range(len(grid)):
         start, stop = grid.box(number)
@@ -83,9 +83,9 @@ def test_a_default_chunk_is_contiguous_and_small(shape, itemsize, most):
         assert contiguous_span(shape, start, stop) is not None
 
 
-@given(SHAPES, ITEMSIZES, st.integers(64, 600))
-def test_default_chunks_are_not_needlessly_small(shape, itemsize, most):
-    grid = Grid(shape, default_chunk_shape(shape, itemsize, most))
+@given(SHAPES, ITEMSIZES, st.integers(64, 600), st.booleans())
+def test_default_chunks_are_not_needlessly_small(shape, itemsize, most, halved):
+    grid = Grid(shape, default_chunk_shape(shape, itemsize, Division(most, halved)))
     total = prod(shape) * itemsize
     if total <= most:
         assert len(grid) == bool(total)
@@ -93,8 +93,18 @@ def test_default_chunks_are_not_needlessly_small(shape, itemsize, most):
         assert max(grid.sizes(itemsize)) * 2 * max(shape) > most
 
 
-def test_rows_are_a_power_of_two_whatever_the_length():
-    short, long = (default_chunk_shape((rows, 1000), 4, 1 << 20) for rows in (5000, 9999))
+@given(st.integers(1, 99), st.integers(0, 12), st.integers(0, 200))
+def test_equal_shards_of_2_4_8_ranks_end_where_chunks_do(odd, halvings, room):
+    rows = odd << halvings
+    (height,) = default_chunk_shape((rows,), 1, Division(odd + room, halved=True))
+    assert 2 * height > odd + room or height == rows
+    for shard in (rows >> power for power in range(halvings + 1)):
+        assert shard < height or shard % height == 0
+
+
+@pytest.mark.parametrize(("rows", "halved"), [((5001, 9999), True), ((5000, 9984), False)])
+def test_other_rows_are_cut_at_a_power_of_two_whatever_the_length(rows, halved):
+    short, long = (default_chunk_shape((count, 1000), 4, Division(1 << 20, halved)) for count in rows)
     assert short == long == (256, 1000)
 
 

@@ -128,7 +128,7 @@ def test_what_has_no_numbers(store):
 
 
 def test_a_budget_below_two_chunks_is_refused(store):
-    with pytest.raises(ckptstore.BudgetTooSmall, match="16384"):
+    with pytest.raises(ckptstore.BudgetTooSmall, match="10000"):
         numbers_of(store, torch.zeros(5000), torch.randn(5000), memory_budget_bytes=5000)
 
 

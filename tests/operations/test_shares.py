@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.errors import StateError
+from ckptstore.format.grid import Division
 from ckptstore.operations.ranks import packed, unpacked
 from ckptstore.operations.reports import Ask, Opening, Report, merged
 from ckptstore.operations.shares import Shard, deal, overlap, volume
+
+DIVISIONS = st.builds(Division, st.sampled_from([4, 16, 64, 1024]), st.booleans())
 
 
 @st.composite
@@ -27,10 +30,10 @@ def split_tensors(draw):
     return held
 
 
-@given(split_tensors(), st.sampled_from([4, 16, 64, 1024]))
-def test_every_chunk_has_one_owner_who_hears_of_every_piece(held, chunk_bytes):
-    deals = deal(held, chunk_bytes)
-    (grid,) = {shard.grid(chunk_bytes) for shards in held for shard in shards}
+@given(split_tensors(), DIVISIONS)
+def test_every_chunk_has_one_owner_who_hears_of_every_piece(held, division):
+    deals = deal(held, division)
+    (grid,) = {shard.grid(division) for shards in held for shard in shards}
     owners: dict[int, list[int]] = {number: [] for number in range(len(grid))}
     for rank, shards in enumerate(held):
         for shard in shards:
@@ -44,9 +47,9 @@ def test_every_chunk_has_one_owner_who_hears_of_every_piece(held, chunk_bytes):
     assert all(len(found) == 1 for found in owners.values())
 
 
-@given(split_tensors(), st.sampled_from([4, 16, 64, 1024]))
-def test_whoever_has_a_piece_hears_of_the_owner(held, chunk_bytes):
-    deals = deal(held, chunk_bytes)
+@given(split_tensors(), DIVISIONS)
+def test_whoever_has_a_piece_hears_of_the_owner(held, division):
+    deals = deal(held, division)
     told = [{chunk.number: chunk for each in mine.tensors for chunk in each.chunks} for mine in deals]
     for rank, mine in enumerate(told):
         for number, chunk in mine.items():
@@ -64,14 +67,14 @@ def test_a_missing_or_a_double_shard_is_told(held, data):
     shard = held[rank].pop(place)
     if any(held):
         with pytest.raises(StateError, match=r"'x'.*to nobody"):
-            deal(held, 64)
+            deal(held, Division(64, halved=True))
     with pytest.raises(StateError, match=r"'x'.*twice"):
-        deal([*held, [shard, shard]], 64)
+        deal([*held, [shard, shard]], Division(64, halved=True))
 
 
 def test_pieces_are_sent_in_rounds_that_fit_into_memory():
     rows = [[Shard("x", 4, (1 << 16, 8192), (0, at << 10), (1 << 16, (at + 1) << 10))] for at in range(8)]
-    deals = deal(rows, 4 << 20)
+    deals = deal(rows, Division(4 << 20, halved=True))
     assert deals[0].turns > 1
     for mine in deals:
         received = [0] * mine.turns

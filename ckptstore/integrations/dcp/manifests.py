@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ckptstore.errors import StateError
-from ckptstore.format.grid import default_chunk_shape
+from ckptstore.format.grid import Division, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.integrations.dcp.names import Keys, containers_of, flat_names, logical_path
 from ckptstore.operations.reports import Report
@@ -23,7 +23,7 @@ from ckptstore.operations.written import tensor_entry, value_entry
 from ckptstore.state.dtypes import dtype_name, torch_dtype
 
 
-def manifest_of(metadata: Metadata, written: Report, chunk_bytes: int) -> Manifest:
+def manifest_of(metadata: Metadata, written: Report, division: Division) -> Manifest:
     """The manifest of what ranks wrote, by DCP's metadata of what they had planned.
 
     Raises:
@@ -38,9 +38,9 @@ def manifest_of(metadata: Metadata, written: Report, chunk_bytes: int) -> Manife
     for name, path in ((name, logical_path(keys[name])) for name in keys):
         form = planned[name]
         if isinstance(form, TensorStorageMetadata):
-            entries[path] = tensor_entry(name, _form(form, chunk_bytes), written)
+            entries[path] = tensor_entry(name, _form(form, division), written)
         else:
-            entries[path] = value_entry(name, written, chunk_bytes)
+            entries[path] = value_entry(name, written, division.most)
     return Manifest(entries, containers_of(keys.values()))
 
 
@@ -63,14 +63,14 @@ def _all_keys(metadata: Metadata) -> dict[str, Keys]:
     return keys | {name: (name,) for name in metadata.state_dict_metadata if name not in keys}
 
 
-def _form(form: TensorStorageMetadata, chunk_bytes: int) -> TensorEntry:
+def _form(form: TensorStorageMetadata, division: Division) -> TensorEntry:
     shape, dtype = tuple(form.size), form.properties.dtype
     return TensorEntry(
         library="torch",
         dtype=dtype_name(dtype),
         itemsize=dtype.itemsize,
         shape=shape,
-        chunk_shape=default_chunk_shape(shape, dtype.itemsize, chunk_bytes),
+        chunk_shape=default_chunk_shape(shape, dtype.itemsize, division),
         requires_grad=form.properties.requires_grad,
     )
 
