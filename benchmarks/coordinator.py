@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import ckptstore
 from benchmarks.figures import OWN
 from benchmarks.measuring import Samples
@@ -18,9 +20,13 @@ from ckptstore.format.grid import Division, Grid
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.operations import history
 from ckptstore.operations.gathering import Gathering
-from ckptstore.operations.ranks import packed
+from ckptstore.operations.merging import Merging
+from ckptstore.operations.outlines import RankState
+from ckptstore.operations.ranks import packed, unpacked
 from ckptstore.operations.reports import Ask, Dealt, Grant, Opening, Report
 from ckptstore.operations.shares import Shard
+from ckptstore.state.tree import flatten
+from ckptstore.store import Store
 
 _CHUNK = 4 << 20
 _ROW = (1, _CHUNK // 4)
@@ -38,6 +44,29 @@ def measure_coordinator(samples: Samples, ranks: int, chunks: int, folder: Path)
         samples.correct[f"{ranks:,} ranks, publish"] = {
             OWN: all(len(held[name].chunks) == ranks * 16 for name in tensors)
         }
+
+
+def measure_merging(samples: Samples, ranks: int, leaves: int, folder: Path) -> None:
+    """What `commit` does before: every rank has the same leaves, and one of its own."""
+    row = f"{ranks:,} ranks, merge"
+    model = {f"layers.{number}.weight": torch.full((4,), float(number)) for number in range(leaves)}
+    with ckptstore.open(folder) as store:
+        common = _outlines(store, {"model": model})
+        sent = [packed([*common, *_outlines(store, {"own": torch.tensor(rank)})]) for rank in range(ranks)]
+    inline = {f"model/{name}": bytes(16) for name in model} | {f"{rank}/own": bytes(8) for rank in range(ranks)}
+    made: list[Manifest] = []
+
+    def merge() -> None:
+        merging = Merging()
+        merging.assign([unpacked(each) for each in sent])
+        made.append(merging.manifest(Report([], {}, inline, {}, b""), _CHUNK))
+
+    samples.time(row, OWN, merge)
+    samples.correct[row] = {OWN: len(made[0].entries) == leaves + ranks}
+
+
+def _outlines(store: Store, state: dict[str, Any]) -> list[bytes]:
+    return RankState(store._parts, 0, partial(flatten, state)).outlines()  # noqa: SLF001 - what it is made of
 
 
 class _Save:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from ckptstore.errors import StateError
@@ -20,37 +21,54 @@ from ckptstore.operations.written import tensor_entry, value_entry
 from ckptstore.state.paths import join, segment
 
 _MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
+_KIND = {Undigested.SHARDED: "a part of", Undigested.REPLICATED: "replicated"}
 _WANTED: Mapping[bytes | Undigested, str] = {
     Undigested.SHARDED: "parts of one tensor, and the same around it",
     Undigested.REPLICATED: "the same replicated=, without it unless it and what is around it is the same on all",
 }
 
 
+class _Told(NamedTuple):
+    """An outline, and the ranks that told it."""
+
+    outline: Outline
+    ranks: Sequence[int]
+
+
+class _Held(NamedTuple):
+    """What there is at a path, and the ranks that have it."""
+
+    what: Leaf | Container
+    ranks: Sequence[int]
+
+
 class Merging:
     """Of the outlines of all ranks: `assign` takes them, `manifest` is called when all is written."""
 
     def __init__(self) -> None:
-        self._outlines: Sequence[Outline] = ()
+        self._count = 0
+        self._told: Sequence[_Told] = ()
         self._own: frozenset[str] = frozenset()
 
-    def assign(self, outlines: Sequence[Outline]) -> list[Assignment]:
-        """What each rank writes, so that all have as much to do as may be.
+    def assign(self, outlines: Sequence[Sequence[bytes]]) -> list[Assignment]:
+        """What each rank writes, so that all have as much to do as may be; `outlines` are encoded, by rank.
 
         Raises StateError for DTensors of one path that are not parts of one tensor, and for what some rank takes for
         replicated, but cannot be.
         """
-        self._outlines = outlines
-        holders = _holders(outlines)
+        self._count = len(outlines)
+        self._told = _told(outlines)
+        holders = _holders(self._told)
         differing = _differing(holders)
         self._own = frozenset(differing)
-        writers = _Writers(outlines)
+        writers = _Writers(self._count, self._told)
         for path, held in holders.items():
-            leaves = {rank: what for rank, what in held.items() if isinstance(what, Leaf)}
-            kinds = {leaf.digest for leaf in leaves.values() if isinstance(leaf.digest, Undigested)}
+            leaves = [(each.what, each.ranks) for each in held if isinstance(each.what, Leaf)]
+            kinds = {leaf.digest for leaf, _ in leaves if isinstance(leaf.digest, Undigested)}
             if kinds:
                 _check_undigested(path, leaves, differing)
             if leaves and Undigested.SHARDED not in kinds and not is_within(path, self._own):
-                writers.choose(path, leaves)
+                writers.choose(path, leaves[0][0].size, sorted(rank for _, ranks in leaves for rank in ranks))
         return [Assignment(self._own, frozenset(paths)) for paths in writers.paths]
 
     def manifest(self, written: Report, division: Division) -> Manifest:
@@ -70,19 +88,21 @@ class Merging:
         return Manifest(entries, containers, tuple(self._ties(entries)))
 
     def _leaves(self) -> Iterator[tuple[str, Leaf]]:
-        for rank, outline in enumerate(self._outlines):
-            yield from ((self._place(rank, path), leaf) for path, leaf in outline.leaves.items())
+        for outline, ranks in self._told:
+            for path, leaf in outline.leaves.items():
+                yield from ((place, leaf) for place in self._places(ranks, path))
 
     def _containers(self) -> Iterator[tuple[str, Container]]:
         above = _above(self._own)
-        for rank, outline in enumerate(self._outlines):
+        for outline, ranks in self._told:
             for path, container in outline.containers.items():
-                yield self._place(rank, path), container
+                yield from ((place, container) for place in self._places(ranks, path))
                 if path in above:
                     held = (key for key in container.keys if self._is_on_the_way(join(path, segment(key)), above))
-                    yield join(str(rank), path), replace(container, keys=tuple(held))
+                    own = replace(container, keys=tuple(held))
+                    yield from ((join(str(rank), path), own) for rank in ranks)
         if self._own:
-            yield "", Container("dict", tuple(range(len(self._outlines))))
+            yield "", Container("dict", tuple(range(self._count)))
 
     def _is_on_the_way(self, path: str, above: frozenset[str]) -> bool:
         return path in above or path in self._own
@@ -90,16 +110,18 @@ class Merging:
     def _ties(self, entries: Mapping[str, Entry]) -> Iterator[tuple[str, ...]]:
         """Of what any rank has tied; ranks that have no element of it cannot tell."""
         tied: set[str] = set()
-        for rank, outline in enumerate(self._outlines):
-            for group in outline.aliases:
-                paths = [self._place(rank, path) for path in group]
+        groups = ((group, ranks) for outline, ranks in self._told for group in outline.aliases)
+        for group, ranks in groups:
+            places = [self._places(ranks, path) for path in group]
+            for turn in range(max(map(len, places))):
+                paths = [each[turn % len(each)] for each in places]
                 same = tuple(path for path in paths if path not in tied and entries[path] == entries[paths[0]])
                 if len(same) > 1:
                     tied.update(same)
                     yield same
 
-    def _place(self, rank: int, path: str) -> str:
-        return join(str(rank), path) if is_within(path, self._own) else path
+    def _places(self, ranks: Sequence[int], path: str) -> list[str]:
+        return [join(str(rank), path) for rank in ranks] if is_within(path, self._own) else [path]
 
 
 class _Difference(NamedTuple):
@@ -117,50 +139,60 @@ class _Writers:
         paths: by rank.
     """
 
-    def __init__(self, outlines: Sequence[Outline]) -> None:
-        self.paths = [set[str]() for _ in outlines]
-        self._loads = [0] * len(outlines)
-        self._tied = {path: group[0] for outline in outlines for group in outline.aliases for path in group}
+    def __init__(self, count: int, told: Sequence[_Told]) -> None:
+        self.paths = [set[str]() for _ in range(count)]
+        self._loads = [0] * count
+        self._tied = {path: group[0] for outline, _ in told for group in outline.aliases for path in group}
         self._known: dict[str, int] = {}
 
-    def choose(self, path: str, leaves: Mapping[int, Leaf]) -> None:
+    def choose(self, path: str, size: int, ranks: Sequence[int]) -> None:
         first = self._tied.get(path, path)
         writer = self._known.get(first)
-        if writer is None or writer not in leaves:
-            writer = min(leaves, key=lambda rank: (self._loads[rank], rank))
+        if writer is None or writer not in ranks:
+            writer = min(ranks, key=self._loads.__getitem__)
         self._known.setdefault(first, writer)
-        self._loads[writer] += leaves[writer].size
+        self._loads[writer] += size
         self.paths[writer].add(path)
 
 
-def _holders(outlines: Sequence[Outline]) -> dict[str, dict[int, Leaf | Container]]:
-    """Path → rank → what it has there, in the order of the states."""
-    holders: dict[str, dict[int, Leaf | Container]] = defaultdict(dict)
-    for rank, outline in enumerate(outlines):
-        for path, leaf in outline.leaves.items():
-            holders[path][rank] = leaf
-        for path, container in outline.containers.items():
-            holders[path][rank] = container
+def _told(outlines: Sequence[Sequence[bytes]]) -> list[_Told]:
+    """Every outline once, in the order of the states."""
+    ranks: dict[bytes, list[int]] = defaultdict(list)
+    for rank, told in enumerate(outlines):
+        for outline in told:
+            ranks[outline].append(rank)
+    decode = msgspec.msgpack.Decoder(Outline).decode
+    return [_Told(decode(outline), held) for outline, held in ranks.items()]
+
+
+def _holders(told: Sequence[_Told]) -> dict[str, list[_Held]]:
+    """Path → what ranks have there, that of the first rank first."""
+    holders: dict[str, list[_Held]] = defaultdict(list)
+    for outline, ranks in told:
+        all_of_it: dict[str, Leaf | Container] = {**outline.leaves, **outline.containers}
+        for path, what in all_of_it.items():
+            holders[path].append(_Held(what, ranks))
     return holders
 
 
-def _differing(holders: Mapping[str, Mapping[int, Leaf | Container]]) -> dict[str, _Difference]:
+def _differing(holders: Mapping[str, Sequence[_Held]]) -> dict[str, _Difference]:
     """Where ranks differ; what only a mapping can lack makes all of its container differ."""
     roots: dict[str, _Difference] = {}
     for path, held in holders.items():
         found = _difference(path, held)
         if found is not None:
             root = path
-            while not _is_mapping(holders.get(above := root.rpartition("/")[0], {})):
+            while not _is_mapping(holders.get(above := root.rpartition("/")[0], ())):
                 root = above
             roots.setdefault(root, found)
     return roots
 
 
-def _difference(path: str, held: Mapping[int, Leaf | Container]) -> _Difference | None:
-    (first, what), *others = held.items()
-    wanted = _compared(what)
-    return next((_Difference(path, first, rank) for rank, other in others if _compared(other) != wanted), None)
+def _difference(path: str, held: Sequence[_Held]) -> _Difference | None:
+    first, *others = held
+    wanted = _compared(first.what)
+    odd = next((other for other in others if _compared(other.what) != wanted), None)
+    return None if odd is None else _Difference(path, first.ranks[0], odd.ranks[0])
 
 
 def _compared(what: Leaf | Container) -> Any:
@@ -170,26 +202,28 @@ def _compared(what: Leaf | Container) -> Any:
     return replace(what, keys=()) if what.kind in _MAPPINGS else what
 
 
-def _is_mapping(held: Mapping[int, Leaf | Container]) -> bool:
-    return all(isinstance(what, Container) and what.kind in _MAPPINGS for what in held.values())
+def _is_mapping(held: Sequence[_Held]) -> bool:
+    return all(isinstance(each.what, Container) and each.what.kind in _MAPPINGS for each in held)
 
 
-def _check_undigested(path: str, held: Mapping[int, Leaf], differing: Mapping[str, _Difference]) -> None:
+def _check_undigested(
+    path: str, held: Sequence[tuple[Leaf, Sequence[int]]], differing: Mapping[str, _Difference]
+) -> None:
     """Of a leaf that some rank has no digest of."""
-    first, leaf = next((rank, leaf) for rank, leaf in held.items() if isinstance(leaf.digest, Undigested))
-    for rank, other in held.items():
+    leaf, (first, *_) = next(each for each in held if isinstance(each[0].digest, Undigested))
+    for other, (rank, *_) in held:
         if other.form != leaf.form or other.digest is not leaf.digest:
-            told = f"rank {first} has {_told(leaf)}, rank {rank} {_told(other)}"
+            told = f"rank {first} has {_name(leaf)}, rank {rank} {_name(other)}"
             raise StateError(f"{path!r}: {told}: give all ranks {_WANTED[leaf.digest]}")
     if root := root_of(path, differing):
         where, one, another = differing[root]
-        told = f"{_told(leaf)} in {root!r}, which is each rank's own, as ranks {one} and {another} differ in {where!r}"
+        told = f"{_name(leaf)} in {root!r}, which is each rank's own, as ranks {one} and {another} differ in {where!r}"
         raise StateError(f"{path!r}: {told}: give all ranks {_WANTED[leaf.digest]}")
 
 
-def _told(leaf: Leaf) -> str:
+def _name(leaf: Leaf) -> str:
     """All that must be the same on all ranks."""
-    kind = f"{leaf.digest.value} " if isinstance(leaf.digest, Undigested) else ""
+    kind = f"{_KIND[leaf.digest]} " if isinstance(leaf.digest, Undigested) else ""
     form = leaf.form
     if form is None:
         return f"{kind}plain value"

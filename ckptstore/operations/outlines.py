@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -24,12 +25,16 @@ from ckptstore.state.shards import Region, is_keeper, regions_of
 from ckptstore.state.tensors import Array, TensorLeaf
 from ckptstore.state.tree import Flat
 
+T = TypeVar("T")
+
+_PART = 32
+
 
 class Undigested(Enum):
     """Why a leaf's content is not compared with that of other ranks."""
 
-    SHARDED = "a part of"
-    REPLICATED = "replicated"
+    SHARDED = 0
+    REPLICATED = 1
 
 
 class Leaf(NamedTuple):
@@ -44,12 +49,12 @@ class Leaf(NamedTuple):
     digest: bytes | Undigested
 
 
-class Outline(NamedTuple):
-    """A rank's state without its content, see `Flat`."""
+class Outline(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a rank's state, without its content, see `Flat`."""
 
-    leaves: Mapping[str, Leaf]
-    containers: Mapping[str, Container]
-    aliases: tuple[tuple[str, ...], ...]
+    leaves: dict[str, Leaf] = {}
+    containers: dict[str, Container] = {}
+    aliases: tuple[tuple[str, ...], ...] = ()
 
 
 class Assignment(NamedTuple):
@@ -67,12 +72,20 @@ class RankState:
         self._flat = Flat({}, {}, (), {})
         self._regions: dict[str, list[Region]] = {}
 
-    def outline(self) -> Outline:
-        """Raises what `flatten` raises, and StateError and UnsupportedLeaf for a DTensor."""
+    def outlines(self) -> list[bytes]:
+        """Its outlines, encoded; most are the same on all ranks, also where something else is not.
+
+        Raises what `flatten` raises, and StateError and UnsupportedLeaf for a DTensor.
+        """
         self._flat = self._flatten()
         self._regions = {path: regions_of(tensor, path) for path, tensor in self._flat.sharded.items()}
         leaves = {path: self._leaf(path, leaf) for path, leaf in self._flat.leaves.items()}
-        return Outline(leaves, self._flat.containers, self._flat.aliases)
+        parts = [
+            *(Outline(leaves=some) for some in _cut(leaves)),
+            *(Outline(containers=some) for some in _cut(self._flat.containers)),
+            Outline(aliases=self._flat.aliases),
+        ]
+        return [msgspec.msgpack.encode(part) for part in parts]
 
     def parts(self, assigned: Assignment) -> list[Part]:
         """Its parts of tensors, by the paths that they will have."""
@@ -129,6 +142,19 @@ class RankState:
         if is_within(path, assigned.own):
             return join(str(self._rank), path)
         return path if path in assigned.common else None
+
+
+def _cut(items: Mapping[str, T]) -> Iterator[dict[str, T]]:
+    """Into parts of some dozens. A path alone tells whether it is the last of one, so that parts do not depend on what
+    comes before them.
+    """
+    part: dict[str, T] = {}
+    for path, item in items.items():
+        part[path] = item
+        if crc32(path.encode()) % _PART == 0:
+            yield part
+            part = {}
+    yield part
 
 
 def is_within(path: str, roots: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ from ckptstore.operations.address import check_name, check_step
 from ckptstore.operations.gathering import Gathering, check_same
 from ckptstore.operations.history import Draft
 from ckptstore.operations.merging import Merging
-from ckptstore.operations.outlines import Assignment, Outline, RankState
+from ckptstore.operations.outlines import Assignment, RankState
 from ckptstore.operations.paths import as_globs
 from ckptstore.operations.ranks import Ranks
 from ckptstore.operations.reports import Opening, Report
@@ -53,14 +53,14 @@ def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish) -> CommitRecor
     """
     merging, state = Merging(), RankState(chunks, ranks.rank, wish.flatten)
 
-    def tell() -> tuple[Opening, Outline]:
+    def tell() -> tuple[Opening, list[bytes]]:
         run, step = check_name("run", wish.run), check_step(wish.step)
-        return Opening(chunks.config.id, run, step, (), 0), state.outline()
+        return Opening(chunks.config.id, run, step, (), 0), state.outlines()
 
-    def assign(told: list[tuple[Opening, Outline]]) -> list[tuple[Opening, Assignment]]:
+    def assign(told: list[tuple[Opening, list[bytes]]]) -> list[tuple[Opening, Assignment]]:
         openings = [opening for opening, _ in told]
         check_same(openings)
-        return list(zip(openings, merging.assign([outline for _, outline in told]), strict=True))
+        return list(zip(openings, merging.assign([outlines for _, outlines in told]), strict=True))
 
     place, assigned = ranks.agree(tell, assign)
     gathering = Gathering(chunks, wish.draft) if ranks.is_coordinator else None

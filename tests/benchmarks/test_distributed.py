@@ -6,7 +6,7 @@ import pytest
 @pytest.mark.slow
 def test_a_small_run_measures_every_row(tmp_path, run):
     files = [f"--json={tmp_path}/all.json", f"--markdown={tmp_path}/all.md"]
-    run("distributed", "--mib=24", "--runs=2", "--ranks", "2", "--simulated=16", "--chunks=160", *files)
+    run("distributed", "--mib=24", "--runs=2", "--ranks", "2", "--simulated=16", "--chunks=160", "--leaves=40", *files)
     found = json.loads((tmp_path / "all.json").read_text())
     samples, tools = found["samples"], {"ckptstore", "DCP"}
     for row in ("save all-new", "save unchanged", "load whole"):
@@ -18,8 +18,9 @@ def test_a_small_run_measures_every_row(tmp_path, run):
         "2 ranks, load whole": same,
         "2 ranks, save unchanged": same,
         "16 ranks, publish": {"ckptstore": True},
+        "16 ranks, merge": {"ckptstore": True},
     }
-    for step in ("open", "grant", "publish"):
+    for step in ("open", "grant", "publish", "merge"):
         assert samples[f"16 ranks, {step}"]["ckptstore"][0] > 0
     assert samples["16 ranks, all they send: MB"]["ckptstore"][0] < 10
     assert found["figures"].keys() == {"save all-new", "save unchanged", "load whole"}
