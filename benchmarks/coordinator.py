@@ -59,7 +59,7 @@ def measure_merging(samples: Samples, ranks: int, leaves: int, folder: Path) -> 
     def merge() -> None:
         merging = Merging()
         merging.assign([unpacked(each) for each in sent])
-        made.append(merging.manifest(Report([], {}, inline, {}, b""), _CHUNK))
+        made.append(merging.manifest(Report([], {}, inline, {}, b""), Division(_CHUNK, halved=True)))
 
     samples.time(row, OWN, merge)
     samples.correct[row] = {OWN: len(made[0].entries) == leaves + ranks}

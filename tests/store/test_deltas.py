@@ -22,8 +22,8 @@ from ckptstore.testing.audit import CHUNK_BYTES, Site, assert_held, assert_nothi
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import Meanwhile
 
-NUMBERS = 3 * CHUNK_BYTES // 4
-"""Of a tensor of three chunks."""
+NUMBERS = CHUNK_BYTES
+"""Of a tensor of four chunks."""
 
 
 def noise(seed, numbers=NUMBERS):
@@ -36,7 +36,7 @@ def drift(step, seed=0):
 
 
 def state(step, *extra):
-    """A state of 96 KiB that moves little with each step, and 48 KiB of noise for each extra number."""
+    """A state of 128 KiB that moves little with each step, and 64 KiB of noise for each extra number."""
     model = {"w": drift(step), "v": drift(step, 1)}
     return {"model": model, "step": step, "extra": {str(number): noise(5000 + number) for number in extra}}
 
