@@ -21,6 +21,7 @@ import numpy as np
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import Buffer
+from ckptstore.format.codecs.blocks import block as memory
 from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut, Cutter
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE, symbols_of
 from ckptstore.format.codecs.tools import Tools, borrowed
@@ -31,7 +32,7 @@ Block = slice
 _HEADER = 4
 _LENGTH = np.dtype("<u4")
 _KEPT, _SIGNED = 1, 2
-_MORE = 1 << 20
+_ABOUT, _MORE = 1.03, 1 << 16  # samples tell the size within half a percent, of small chunks within some bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +68,27 @@ def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: m
     lengths: list[int] = []
     head, blocks = _head(plan), blocks_of(count)
     end = len(head) + _LENGTH.itemsize * _parts_of(plan.ways) * len(blocks)
-    out = np.empty(end + count * plan.cut.width + len(tail), np.uint8)
+    size = count * plan.cut.width
+    out = memory(end + min(int(plan.share * _ABOUT * size) + _MORE, size) + len(tail))
     with borrowed() as tools:
         for where in blocks:
             for part in _coded(plan, block(where, tools), tools):
                 lengths.append(len(part))
-                if end + len(part) + len(tail) > len(out):  # squeezing may lose where a chunk is unlike its sample
-                    out.resize(end + len(part) + len(tail) + _MORE, refcheck=False)
+                if end + len(part) + len(tail) > len(out):  # where a chunk is unlike its sample
+                    out = _moved(out[:end], max(size, end) + len(part) + len(tail) + _MORE)
                 out[end : end + len(part)] = part
                 end += len(part)
     out[end : end + len(tail)] = tail
     told = head + np.array(lengths, _LENGTH).tobytes()
     out[: len(told)] = np.frombuffer(told, np.uint8)
-    out.resize(end + len(tail), refcheck=False)  # gives the rest of the memory back
-    return out.data
+    return out[: end + len(tail)].data
+
+
+def _moved(begun: Plane, size: int) -> Plane:
+    """To where there is more room."""
+    out = memory(size)
+    out[: len(begun)] = begun
+    return out
 
 
 def _coded(plan: Plan, words: Words, tools: Tools) -> Iterator[Plane]:
