@@ -11,6 +11,7 @@ from ckptstore.format.codecs.planning import centered, planned
 from ckptstore.format.codecs.words import WIDTHS, sampled, words_of
 
 _MANTISSA = 7
+_LITTLE = 1.02  # dearer, but a plane less to code: among bytes, signs that are all the same need none
 
 
 class Planes:
@@ -29,7 +30,7 @@ class Planes:
         alike = [planned(sample, Cut(words.itemsize))] if fields.ways[1].coded else []  # signs that may all be the same
         if thorough:
             return [fields, centered(sample, fields), *alike]
-        return alike if alike and alike[0].share < fields.share else [fields]
+        return alike if alike and alike[0].share < _LITTLE * fields.share else [fields]
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Cut and code."""
