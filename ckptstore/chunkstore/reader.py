@@ -217,7 +217,8 @@ class _Run:
             alone = job.wish.out if len(job.bases) == 1 and uses[job.bases[0].digest] == 1 else None
             for base in job.bases:
                 if base.digest not in known:
-                    known[base.digest] = self._decoded(base, stored.pop(base.digest), alone, known, job.wish.label)[1]
+                    below = stored.pop(base.digest)
+                    _, known[base.digest] = self._decoded(base, below, alone, known, job.wish.label, checked=False)
             self._deliver(job, payload, known)
             if job.wish.out is not None:
                 known[job.location.digest] = job.wish.out
@@ -247,15 +248,18 @@ class _Run:
         out: memoryview | None,
         known: Mapping[bytes, memoryview],
         label: str,
+        *,
+        checked: bool = True,
     ) -> tuple[memoryview, memoryview]:
         """Encoded payload and raw bytes."""
         try:
             payload = self.payloads.opened(location, stored)
             bases = [known[base] for base in location.bases]
-            return payload, self.payloads.decode(location, payload, out, bases)
+            return payload, self.payloads.decode(location, payload, out, bases, checked=checked)
         except CorruptData as error:
             where = f"pack {location.pack} at offset {location.offset}"
-            raise CorruptData(f"{label}: a chunk in {where} is damaged: {error}; run verify") from error
+            what = f"a chunk in {where}, or one that it rests on," if location.bases else f"a chunk in {where}"
+            raise CorruptData(f"{label}: {what} is damaged: {error}; run verify") from error
 
 
 def _destination(job: _Job, take: Callable[[int], memoryview]) -> memoryview:

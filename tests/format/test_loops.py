@@ -42,6 +42,8 @@ def test_words_are_halved_and_joined(count, seed, width, balanced):
         joined = np.empty(count, words.dtype)
         loops.join(unaligned(high), unaligned(low), joined, balanced=balanced)
         assert np.array_equal(joined, words)
+        loops.join(unaligned(high), unaligned(low), joined, balanced=balanced, onto=True)
+        assert np.array_equal(joined, words + words)
 
 
 @given(SIZES, SEEDS, st.integers(1, 7), st.integers(0, 255).map(lambda center: center << 7))

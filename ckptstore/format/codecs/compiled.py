@@ -32,9 +32,9 @@ class CompiledLoops(Loops):
         width = words.itemsize
         _halving(width)(words, 1 << 4 * width - 1 if balanced else 0, high, low)
 
-    def join(self, high: Words, low: Words, words: Words, *, balanced: bool) -> None:
+    def join(self, high: Words, low: Words, words: Words, *, balanced: bool, onto: bool = False) -> None:
         """See `Loops.join`."""
-        _joining(words.itemsize, balanced)(high, signed(low) if balanced else low, words)
+        _joining(words.itemsize, balanced, onto)(high, signed(low) if balanced else low, words)
 
     def cut_fields(self, words: Words, split: int, center: int, byte: Plane, others: Plane) -> None:
         """See `Loops.cut_fields`."""
@@ -81,13 +81,14 @@ def _halving(width: int) -> _Loop:
 
 
 @cache
-def _joining(width: int, balanced: bool) -> _Loop:  # noqa: FBT001 - private
+def _joining(width: int, balanced: bool, onto: bool) -> _Loop:  # noqa: FBT001 - private
     word, shift = word_type(width).type, 4 * width
     low_kind = _read(width // 2, signed=balanced)
 
     def join(high: Words, low: Words, words: Words) -> None:
         for place in range(words.size):
-            words[place] = word(word(high[place]) << shift) + word(low[place])
+            joined = word(word(word(high[place]) << shift) + word(low[place]))
+            words[place] = joined + words[place] if onto else joined
 
     return _compile(join, types.void(_read(width // 2), low_kind, _given(width)))
 

@@ -66,14 +66,28 @@ class Cutter:
         lower = [low.view(np.uint8)] if kept else self._split(low, 2 * place)
         return self._split(high, 2 * place + 1, first=first) + lower
 
-    def join(self, planes: list[Plane], words: Words) -> None:
-        """Fill `words`, which were cut into `planes`."""
-        if self._cut.width == 1:
+    def join(self, planes: list[Plane], words: Words, *, onto: bool = False) -> None:
+        """Fill `words` with what was cut into `planes`, or add it to them."""
+        width = words.itemsize
+        if onto and (width == 1 or (width == 2 and self._cut.split < WHOLE_BYTES)):
+            joined = self._tools.array(width, len(words), "joined")
+            self.join(planes, joined)
+            np.add(words, joined, out=words)
+        elif width == 1:
             np.copyto(words, planes[0])
         else:
-            self._merge(planes, words, 1, first=True, kept=self._cut.kept)
+            self._merge(planes, words, 1, first=True, kept=self._cut.kept, onto=onto)
 
-    def _merge(self, planes: list[Plane], out: Words, place: int, *, first: bool = False, kept: bool = False) -> None:
+    def _merge(
+        self,
+        planes: list[Plane],
+        out: Words,
+        place: int,
+        *,
+        first: bool = False,
+        kept: bool = False,
+        onto: bool = False,
+    ) -> None:
         half = out.itemsize // 2
         if first and half == 1 and self._cut.split < WHOLE_BYTES:
             center = self._cut.center << EXPONENT
@@ -81,7 +95,7 @@ class Cutter:
             return
         low = planes[half].view(word_type(half)) if kept else self._half(planes[half:], len(out), 2 * place)
         high = self._half(planes[:half], len(out), 2 * place + 1, first=first)
-        self._tools.loops.join(high, low, out, balanced=self._cut.signed)
+        self._tools.loops.join(high, low, out, balanced=self._cut.signed, onto=onto)
 
     def _half(self, planes: list[Plane], count: int, place: int, *, first: bool = False) -> Words:
         if len(planes) == 1:

@@ -38,16 +38,19 @@ class Loops:
         np.right_shift(words, 4 * width, out=spare)
         np.copyto(high, spare, casting="unsafe")
 
-    def join(self, high: Words, low: Words, words: Words, *, balanced: bool) -> None:
-        """The inverse of `halve`."""
-        spare = self.array(words.itemsize, len(words), "spare")
-        np.copyto(words, high)
-        np.left_shift(words, 4 * words.itemsize, out=words)
+    def join(self, high: Words, low: Words, words: Words, *, balanced: bool, onto: bool = False) -> None:
+        """The inverse of `halve`, or that added to `words`."""
+        width, count = words.itemsize, len(words)
+        spare, joined = self.array(width, count, "spare"), self.array(width, count, "joined") if onto else words
+        np.copyto(joined, high)
+        np.left_shift(joined, 4 * width, out=joined)
         if balanced:
             np.copyto(signed(spare), signed(low))
         else:
             np.copyto(spare, low)
-        np.add(words, spare, out=words)
+        np.add(joined, spare, out=joined)
+        if onto:
+            np.add(words, joined, out=words)
 
     def cut_fields(self, words: Words, split: int, center: int, byte: Plane, others: Plane) -> None:
         """Of words of 16 bits less `center` the eight bits from `split` on, and the others."""

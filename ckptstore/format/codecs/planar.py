@@ -117,11 +117,11 @@ def unpack(payload: memoryview, out: memoryview, others: Callable[[Block, int], 
     parts = _parts(payload, plan, len(words), len(tail))
     with borrowed() as tools:
         for where in blocks_of(len(words)):
-            count = where.stop - where.start
-            block = words[where] if others is None else tools.array(plan.cut.width, count, "block")
-            Cutter(plan.cut, tools).join(_decoded(plan, parts, count, tools), block)
-            if others is not None:
-                np.add(block, others(where, plan.cut.width), out=words[where])
+            planes = _decoded(plan, parts, where.stop - where.start, tools)
+            block = words[where]
+            if others is not None and not np.may_share_memory(base := others(where, plan.cut.width), block):
+                np.copyto(block, base)
+            Cutter(plan.cut, tools).join(planes, block, onto=others is not None)
     tail[:] = next(parts)
 
 
