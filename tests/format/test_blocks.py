@@ -1,0 +1,51 @@
+"""Memory that comes back, but never while somebody looks at it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptstore.format.codecs.blocks import block
+
+SIZE = 300_000
+
+
+def address(view):
+    return np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("look", [lambda taken: taken, lambda taken: taken[9:][3:12], lambda taken: taken.data[5:][:4]])
+def test_memory_is_not_used_again_while_anything_looks_at_it(look):
+    view = look(block(SIZE))
+    view[:] = bytes([7]) * len(view) if isinstance(view, memoryview) else 7
+    others = [block(SIZE) for _ in range(20)]
+    for other in others:
+        other[:] = 0
+    assert set(bytes(view)) == {7}
+
+
+def test_memory_is_used_again_after_the_last_view_of_it():
+    first = block(SIZE)
+    place, view = address(first), first[5:].data[3:]
+    del first
+    assert address(block(SIZE)) != place
+    del view
+    assert place in {address(taken) for taken in [block(SIZE) for _ in range(20)]}
+
+
+@given(st.lists(st.tuples(st.integers(0, 5_000_000), st.booleans()), max_size=12))
+def test_what_is_held_at_once_is_apart(wishes):
+    held = []
+    for size, drop in wishes:
+        taken = block(size)
+        assert len(taken) >= size
+        taken[:1] = len(held)
+        held.append(taken)
+        if drop:
+            held.pop(0)
+    spans = sorted((address(taken), len(taken)) for taken in held if len(taken))
+    assert all(start + size <= following for (start, size), (following, _) in zip(spans, spans[1:], strict=False))
+
+
+def test_what_is_larger_than_any_chunk_of_the_usual_size_is_not_kept():
+    assert len(block(100 << 20)) == 100 << 20
