@@ -19,12 +19,12 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.format.grid import Division, Grid
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.operations import history
-from ckptstore.operations.gathering import Gathering
-from ckptstore.operations.merging import Merging
-from ckptstore.operations.outlines import RankState
-from ckptstore.operations.ranks import packed, unpacked
-from ckptstore.operations.reports import Ask, Dealt, Grant, Opening, Report
-from ckptstore.operations.shares import Shard
+from ckptstore.operations.ranks.gathering import Gathering
+from ckptstore.operations.ranks.merging import Merging
+from ckptstore.operations.ranks.outlines import RankState
+from ckptstore.operations.ranks.ranks import packed, unpacked
+from ckptstore.operations.ranks.reports import Ask, Dealt, Grant, Opening, Report
+from ckptstore.operations.ranks.shares import Shard
 from ckptstore.state.tree import flatten
 from ckptstore.store import Store
 

@@ -29,8 +29,8 @@ from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:
     from ckptstore.operations.handles import CommitHandle
-    from ckptstore.operations.ranks import Group
-    from ckptstore.operations.together import Wish
+    from ckptstore.operations.ranks.ranks import Group
+    from ckptstore.operations.ranks.together import Wish
 
 DEFAULT_RUN = "main"
 DEFAULT_CHUNK_BYTES = 4 * MIB
@@ -278,7 +278,7 @@ class Store(Keeping):
                 partly loaded then.
         """
         from ckptstore.operations.checkout import checkout
-        from ckptstore.operations.ranks import seat
+        from ckptstore.operations.ranks.ranks import seat
         from ckptstore.operations.restore import restore
 
         view = self._views.of(self._find(step))
@@ -389,7 +389,7 @@ class Store(Keeping):
         run: str | None,
         **leaves: Any,
     ) -> Wish:
-        from ckptstore.operations.together import Wish, flattened
+        from ckptstore.operations.ranks.together import Wish, flattened
 
         name = self._run if run is None else run
         draft = partial(self._draft, name, step, metadata, parent)

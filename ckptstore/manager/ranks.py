@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ckptstore.errors import InvalidArgument, RankFailed
-from ckptstore.operations.ranks import beside, hearing
+from ckptstore.operations.ranks.ranks import beside, hearing
 
 _FAILED, _NONE = -2, -1
 

@@ -12,14 +12,14 @@ from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import CommitInFlight, InvalidArgument
-from ckptstore.operations.channels import Channels
 from ckptstore.operations.handles import CommitHandle
+from ckptstore.operations.ranks.channels import Channels
 from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:  # they import torch, for which nobody waits who only closes a store
     from ckptstore.operations.history import Draft
-    from ckptstore.operations.ranks import Group
-    from ckptstore.operations.together import Wish
+    from ckptstore.operations.ranks.ranks import Group
+    from ckptstore.operations.ranks.together import Wish
     from ckptstore.state.staging import Staged, Stager
     from ckptstore.state.tree import Flat
 
@@ -51,8 +51,8 @@ class Background:
     def commit(self, wish: Wish, group: Group | None, progress: ProgressCallback | None) -> CommitRecord:
         """Commit a state at once, after the one in flight, together with all ranks of the group."""
         from ckptstore.operations.commit import commit
-        from ckptstore.operations.ranks import Ranks, seat
-        from ckptstore.operations.together import commit_together
+        from ckptstore.operations.ranks.ranks import Ranks, seat
+        from ckptstore.operations.ranks.together import commit_together
 
         def landed() -> Flat:
             self.land()
@@ -74,7 +74,7 @@ class Background:
         Raises CommitInFlight when that was asked for and any rank has one, what kept this rank from it, also the error
         of its last commit, or RankFailed for what kept another one.
         """
-        from ckptstore.operations.ranks import Ranks, given, seat
+        from ckptstore.operations.ranks.ranks import Ranks, given, seat
 
         ranks = Ranks(*seat(group), group)
         key = given(group) if ranks.count > 1 else None
@@ -168,7 +168,7 @@ class Background:
             self._own_stager().remember()
 
     def _commit_together(self, wish: Wish, group: Group | None) -> CommitRecord:
-        from ckptstore.operations.together import commit_together
+        from ckptstore.operations.ranks.together import commit_together
 
         try:
             return commit_together(self._chunks, self._channels.ranks(group), wish)

@@ -33,7 +33,7 @@ from ckptstore.opening import rebuild_catalog
 from ckptstore.operations.checkout import checkout
 from ckptstore.operations.diff import compare_commits
 from ckptstore.operations.load import load_arrays
-from ckptstore.operations.ranks import Seat
+from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.operations.restore import restore
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes

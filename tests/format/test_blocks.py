@@ -37,7 +37,7 @@ def test_memory_is_used_again_after_the_last_view_of_it():
 
 @given(st.lists(st.tuples(st.integers(0, 5_000_000), st.booleans()), max_size=12))
 def test_what_is_held_at_once_is_apart(wishes):
-    held = []
+    held: list[np.ndarray] = []
     for size, drop in wishes:
         taken = block(size)
         assert len(taken) >= size

@@ -28,7 +28,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import ckptstore
 import ckptstore.operations.commit
-import ckptstore.operations.together
+import ckptstore.operations.ranks.together
 from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.operations import handles
 from ckptstore.storage.local import LocalStorage

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import ckptstore
 from ckptstore.operations import history
-from ckptstore.operations.gathering import Gathering
-from ckptstore.operations.reports import Ask, Opening
+from ckptstore.operations.ranks.gathering import Gathering
+from ckptstore.operations.ranks.reports import Ask, Opening
 
 
 class Counted:

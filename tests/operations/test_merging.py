@@ -1,6 +1,6 @@
 import ckptstore
-from ckptstore.operations.merging import Merging
-from ckptstore.operations.outlines import RankState
+from ckptstore.operations.ranks.merging import Merging
+from ckptstore.operations.ranks.outlines import RankState
 from ckptstore.state.tree import flatten
 
 MODEL = {f"layers.{number}": {"weight": number, "bias": 0.5} for number in range(300)}

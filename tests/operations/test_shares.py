@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Division
-from ckptstore.operations.ranks import packed, unpacked
-from ckptstore.operations.reports import Ask, Opening, Report, merged
-from ckptstore.operations.shares import Shard, deal, overlap, volume
+from ckptstore.operations.ranks.ranks import packed, unpacked
+from ckptstore.operations.ranks.reports import Ask, Opening, Report, merged
+from ckptstore.operations.ranks.shares import Shard, deal, overlap, volume
 
 DIVISIONS = st.builds(Division, st.sampled_from([4, 16, 64, 1024]), st.booleans())
 

@@ -18,8 +18,8 @@ from ckptstore.errors import StateError
 from ckptstore.format.grid import Division, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.integrations.dcp.names import Keys, containers_of, flat_names, logical_path
-from ckptstore.operations.reports import Report
-from ckptstore.operations.written import tensor_entry, value_entry
+from ckptstore.operations.ranks.reports import Report
+from ckptstore.operations.ranks.written import tensor_entry, value_entry
 from ckptstore.state.dtypes import dtype_name, torch_dtype
 
 

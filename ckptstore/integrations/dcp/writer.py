@@ -25,12 +25,12 @@ from ckptstore.integrations.dcp.place import Place
 from ckptstore.integrations.dcp.values import encoded
 from ckptstore.operations import history
 from ckptstore.operations.address import check_metadata, check_name, check_step
-from ckptstore.operations.gathering import Gathering
-from ckptstore.operations.parts import Part
-from ckptstore.operations.ranks import Ranks, packed, unpacked
-from ckptstore.operations.reports import Report
-from ckptstore.operations.share import Held, write_share
-from ckptstore.operations.shares import Shard
+from ckptstore.operations.ranks.gathering import Gathering
+from ckptstore.operations.ranks.parts import Part
+from ckptstore.operations.ranks.ranks import Ranks, packed, unpacked
+from ckptstore.operations.ranks.reports import Report
+from ckptstore.operations.ranks.share import Held, write_share
+from ckptstore.operations.ranks.shares import Shard
 from ckptstore.store import Store
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.errors import StateError
 from ckptstore.format.manifest import Value
-from ckptstore.operations.shares import Deals, Shard
+from ckptstore.operations.ranks.shares import Deals, Shard
 
 
 class Opening(NamedTuple):

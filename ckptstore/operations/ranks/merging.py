@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import Container, Entry, Manifest
-from ckptstore.operations.outlines import Assignment, Leaf, Outline, Undigested, is_within, root_of
-from ckptstore.operations.reports import Report
-from ckptstore.operations.written import tensor_entry, value_entry
+from ckptstore.operations.ranks.outlines import Assignment, Leaf, Outline, Undigested, is_within, root_of
+from ckptstore.operations.ranks.reports import Report
+from ckptstore.operations.ranks.written import tensor_entry, value_entry
 from ckptstore.state.paths import join, segment
 
 _MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ckptstore.catalog.base import ChunkLocation
-from ckptstore.operations.reports import Grant
+from ckptstore.operations.ranks.reports import Grant
 
 
 class Granted:

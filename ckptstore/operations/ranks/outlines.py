@@ -17,8 +17,8 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.format.digests import Buffer
 from ckptstore.format.grid import default_chunk_shape
 from ckptstore.format.manifest import Container, TensorEntry, Value
-from ckptstore.operations.parts import Part
-from ckptstore.operations.shares import Shard
+from ckptstore.operations.ranks.parts import Part
+from ckptstore.operations.ranks.shares import Shard
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.paths import join
 from ckptstore.state.shards import Region, is_keeper, regions_of

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Grid
 from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry, ValueEntry
-from ckptstore.operations.reports import Report
+from ckptstore.operations.ranks.reports import Report
 
 
 def tensor_entry(path: str, form: TensorEntry, written: Report) -> TensorEntry:

@@ -10,14 +10,14 @@ from functools import partial
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.operations.address import check_name, check_step
-from ckptstore.operations.gathering import Gathering, check_same
 from ckptstore.operations.history import Draft
-from ckptstore.operations.merging import Merging
-from ckptstore.operations.outlines import Assignment, RankState
 from ckptstore.operations.paths import as_globs
-from ckptstore.operations.ranks import Ranks
-from ckptstore.operations.reports import Opening, Report
-from ckptstore.operations.share import Held, write_share
+from ckptstore.operations.ranks.gathering import Gathering, check_same
+from ckptstore.operations.ranks.merging import Merging
+from ckptstore.operations.ranks.outlines import Assignment, RankState
+from ckptstore.operations.ranks.ranks import Ranks
+from ckptstore.operations.ranks.reports import Opening, Report
+from ckptstore.operations.ranks.share import Held, write_share
 from ckptstore.state.tree import Flat, flatten
 
 

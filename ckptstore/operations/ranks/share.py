@@ -16,14 +16,14 @@ from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import INLINE_VALUE, Value
-from ckptstore.operations.gathering import Gathering
-from ckptstore.operations.granted import Granted
 from ckptstore.operations.lineage import Lineage, StoredLineage
-from ckptstore.operations.parts import Part, Unit, ready
 from ckptstore.operations.publish import discard
-from ckptstore.operations.ranks import Ranks
-from ckptstore.operations.reports import Ask, Dealt, Grant, Opening, Report
-from ckptstore.operations.trades import Trades
+from ckptstore.operations.ranks.gathering import Gathering
+from ckptstore.operations.ranks.granted import Granted
+from ckptstore.operations.ranks.parts import Part, Unit, ready
+from ckptstore.operations.ranks.ranks import Ranks
+from ckptstore.operations.ranks.reports import Ask, Dealt, Grant, Opening, Report
+from ckptstore.operations.ranks.trades import Trades
 
 _WINDOW_BYTES = 256 << 20
 _WINDOW_CHUNKS = 1 << 14

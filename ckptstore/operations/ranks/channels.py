@@ -6,7 +6,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # see `background`
-    from ckptstore.operations.ranks import Group, Ranks
+    from ckptstore.operations.ranks.ranks import Group, Ranks
 
 
 class Channels:
@@ -21,14 +21,14 @@ class Channels:
 
     def make(self, group: Group | None) -> None:
         """Make another one; called by all ranks."""
-        from ckptstore.operations.ranks import Ranks, beside, given, seat
+        from ckptstore.operations.ranks.ranks import Ranks, beside, given, seat
 
         self.leave(given(group))
         self._made[given(group)] = Ranks(*seat(group), beside(group))
 
     def ranks(self, group: Group | None) -> Ranks:
         """Those that talk over it, or this process alone."""
-        from ckptstore.operations.ranks import Ranks
+        from ckptstore.operations.ranks.ranks import Ranks
 
         return Ranks(0, 1) if group is None else self._made[group]
 

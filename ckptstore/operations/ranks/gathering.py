@@ -20,9 +20,9 @@ from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.history import Draft
 from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.publish import discard, new_commit, publish, taken_step
-from ckptstore.operations.reports import Ask, Dealt, Grant, Opening, Report, merged
+from ckptstore.operations.ranks.reports import Ask, Dealt, Grant, Opening, Report, merged
+from ckptstore.operations.ranks.shares import deal
 from ckptstore.operations.session import kept_alive, writing_session
-from ckptstore.operations.shares import deal
 
 _MOST_ASKED = 1 << 14
 _FRAMING = 256

@@ -15,7 +15,7 @@ from ckptstore.chunkstore import Piece
 from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry
-from ckptstore.operations.shares import Shard, volume
+from ckptstore.operations.ranks.shares import Shard, volume
 from ckptstore.state.composites import is_dense
 from ckptstore.state.dtypes import dtype_name, number_form
 from ckptstore.state.tensors import Array, chunk_bytes, on_host
