@@ -48,7 +48,7 @@ def test_quickstart(tmp_path):
         assert all(value.equal(straight["model"][key]) for key, value in state["model"].items())
         assert store.steps()[-2:] == [55, 60]
         logical, stored = numbers(r"commits: ([\d.]+) MB logical, ([\d.]+) MB stored", told)
-        assert stored < 0.75 * logical
+        assert stored < 0.9 * logical  # the pack that was begun before the kill may still be there
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from ckptstore.testing.lanes import FakeDevices, FakeLane
 from ckptstore.testing.states import TORCH_DTYPES
 
 CHUNK = 1 << 16
-COUNT = 70_000
+COUNT = 70_001  # in five chunks: these cannot be halved
 ADAM = 4
 FINGERPRINTS = 16 * 9
 """Bytes that tell what changed in a tensor of COUNT floats."""
@@ -274,11 +274,11 @@ def test_every_form_goes_back(store):
 
 
 def test_a_part_is_read_into_a_device(store):
-    store.commit({"x": numbers().view(700, 100)}, step=0)
+    store.commit({"x": numbers()[:70_000].view(700, 100)}, step=0)
     with FakeDevices() as devices:
         out = devices.put(torch.zeros(90, 50))
         store.read(0, "x", index=(slice(100, 190), slice(50)), out=out)
-    assert torch.equal(out, numbers().view(700, 100)[100:190, :50])
+    assert torch.equal(out, numbers()[:70_000].view(700, 100)[100:190, :50])
 
 
 def test_a_budget_that_does_not_do_is_told(store):

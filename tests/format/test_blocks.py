@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.format.codecs.blocks import block
+from ckptstore.format.codecs.blocks import block, cut_off
 
-SIZE = 300_000
+SIZE = 3_000_000
 
 
 def address(view):
@@ -49,5 +49,12 @@ def test_what_is_held_at_once_is_apart(wishes):
     assert all(start + size <= following for (start, size), (following, _) in pairwise(spans))
 
 
-def test_what_is_larger_than_any_chunk_of_the_usual_size_is_not_kept():
-    assert len(block(100 << 20)) == 100 << 20
+@pytest.mark.parametrize("size", [0, 300_000, SIZE, 4_100_000, 100 << 20])
+@pytest.mark.parametrize("share", [0, 0.1, 0.9, 1])
+def test_a_payload_holds_little_more_than_it_needs(size, share):
+    taken = block(size)
+    assert size <= len(taken) <= max(size, 4 * size // 3)
+    taken[:] = 7
+    left = cut_off(taken, int(size * share))
+    del taken
+    assert bytes(left) == bytes([7]) * int(size * share)

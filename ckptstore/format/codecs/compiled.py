@@ -18,6 +18,9 @@ from ckptstore.format.codecs.loops import Loops, leads_out
 from ckptstore.format.codecs.squeezing import FAR, POWERS, STEPS, per_byte
 from ckptstore.format.codecs.words import Plane, Words, signed, word_type
 
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined] # set when it is imported
+    raise ImportError("numba is told not to compile")
+
 _Loop = Callable[..., Any]
 _FAR, _POWERS = FAR, len(POWERS)
 _BYTE, _WORD = np.uint8, np.uint16
@@ -185,11 +188,8 @@ def _mending() -> _Loop:
 
 
 def _compile(loop: _Loop, signature: Any) -> _Loop:
-    """Without Python's lock, and kept on disk for the next process where that can be."""
-    try:
-        made: _Loop = numba.njit(signature, nogil=True, cache=True)(loop)
-    except RuntimeError:  # there is no folder to keep it in
-        made = numba.njit(signature, nogil=True)(loop)
+    """Without Python's lock. Not kept on disk: numba's cache mixes up variants that several processes store at once."""
+    made: _Loop = numba.njit(signature, nogil=True)(loop)
     return made
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.base import Buffer
 from ckptstore.format.codecs.blocks import block as memory
+from ckptstore.format.codecs.blocks import cut_off
 from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut, Cutter
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE, symbols_of
 from ckptstore.format.codecs.tools import Tools, borrowed
@@ -81,7 +82,7 @@ def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: m
     out[end : end + len(tail)] = tail
     told = head + np.array(lengths, _LENGTH).tobytes()
     out[: len(told)] = np.frombuffer(told, np.uint8)
-    return out[: end + len(tail)].data
+    return cut_off(out, end + len(tail))
 
 
 def _moved(begun: Plane, size: int) -> Plane:

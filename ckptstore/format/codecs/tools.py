@@ -42,10 +42,10 @@ _USES = count()
 
 @cache
 def fastest_loops() -> type[Loops]:
-    """Those that numba compiles, if it is installed."""
+    """Those that numba compiles, if it is installed and works."""
     try:
         from ckptstore.format.codecs.compiled import CompiledLoops
-    except ImportError:
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, the others do the same
         return Loops
     return CompiledLoops
 

@@ -95,7 +95,7 @@ class Ranks:
 
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None = None) -> None:
         self.rank, self.count = rank, count
-        self._group = group
+        self._group, self._left = group, False
         self._device = _device_of(group) if count > 1 else torch.device("cpu")
         self._failure: BaseException | None = None
 
@@ -136,7 +136,7 @@ class Ranks:
             made if made is not None else {rank: torch.empty(size, dtype=torch.uint8) for rank, size in sizes.items()}
         )
         got = {rank: torch.empty(size, dtype=torch.uint8, device=self._device) for rank, size in expected.items()}
-        with hearing():
+        with self._talking():
             wishes = [self._operation(dist.isend, data.to(self._device), rank) for rank, data in sorted(sent.items())]
             wishes += [self._operation(dist.irecv, data, rank) for rank, data in sorted(got.items())]
             for work in dist.batch_isend_irecv(wishes) if wishes else ():
@@ -144,10 +144,19 @@ class Ranks:
         return {rank: data.cpu() for rank, data in got.items()}
 
     def leave(self) -> None:
-        """Destroy the group, if it is still there, and forget it; nothing may be asked of it after that."""
+        """Destroy the group, if it is still there, and forget it: who is still waiting to talk over it is told so."""
         group, self._group = self._group, None
-        with suppress(ValueError):
-            dist.destroy_process_group(group)
+        if not self._left:
+            self._left = True
+            with suppress(ValueError):
+                dist.destroy_process_group(group)
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        with hearing():
+            if self._left:  # what would otherwise be said to the default group
+                raise ValueError("this process has left the group")
+            yield
 
     def _attempt(self, act: Callable[[], T]) -> T | None:
         if self._failure is None:
@@ -177,7 +186,7 @@ class Ranks:
         if self.count == 1:
             return [told]
         everything: list[bytes] | None = [b""] * self.count if self.is_coordinator else None
-        with hearing():
+        with self._talking():
             dist.gather_object(packed(told), everything, group=self._group, group_dst=_COORDINATOR)
         return [unpacked(each) for each in everything or ()]
 
@@ -185,7 +194,7 @@ class Ranks:
         if self.count == 1:
             return answers[0]
         given: list[Any] = [None]
-        with hearing():
+        with self._talking():
             dist.scatter_object_list(given, list(answers) or None, group=self._group, group_src=_COORDINATOR)
         return given[0]
 
