@@ -6,6 +6,7 @@ were in use at once, of a few MiB each.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -42,10 +43,13 @@ _USES = count()
 
 @cache
 def fastest_loops() -> type[Loops]:
-    """Those that numba compiles, if it is installed and works."""
+    """Those that numba compiles, if it is installed; with a warning when it does not work."""
     try:
         from ckptstore.format.codecs.compiled import CompiledLoops
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, the others do the same
+    except ImportError:
+        return Loops
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the others do the same
+        warnings.warn(f"numba does not work, codecs go on without it: {error!r}", stacklevel=2)
         return Loops
     return CompiledLoops
 
