@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs import RAW, codec_numbered
+from ckptstore.format.codecs import RAW, Encoded, codec_numbered
 from ckptstore.format.digests import Digest
 from ckptstore.format.sealing import Sealer
 from ckptstore.storage.base import Buffer
@@ -41,9 +41,16 @@ class Payloads:
         location says; what only serves to decode another chunk need not be `checked`, since that one is.
         """
         raw = self._decoded(location, payload, out, bases)
-        if checked and self.digest.compute(raw) != location.digest:
-            raise CorruptData(f"its bytes do not have the digest {location.digest.hex()}")
+        if checked:
+            self._check(location, raw)
         return raw
+
+    def decode_with(self, location: ChunkLocation, payload: memoryview, out: memoryview, base: Encoded) -> None:
+        """Like `decode`, for a difference whose base is at hand as a payload alone, and rests on nothing."""
+        from ckptstore.format.codecs.delta import Delta
+
+        Delta().decode_with(payload, out, base)
+        self._check(location, out)
 
     def opened(self, location: ChunkLocation, payload: memoryview) -> memoryview:
         """The encoded payload of a stored one. Raises CorruptData when it is not what was sealed there."""
@@ -51,6 +58,10 @@ class Payloads:
             return payload
         bound = _bound(location.codec, location.digest)
         return memoryview(self.sealer.open(location.pack, location.offset, payload, bound))
+
+    def _check(self, location: ChunkLocation, raw: memoryview) -> None:
+        if self.digest.compute(raw) != location.digest:
+            raise CorruptData(f"its bytes do not have the digest {location.digest.hex()}")
 
     def _decoded(
         self, location: ChunkLocation, payload: memoryview, out: memoryview | None, bases: Sequence[memoryview]

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -17,7 +18,7 @@ from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.errors import BudgetTooSmall, CorruptData, InvalidArgument, MissingData, ObjectNotFound
-from ckptstore.format.codecs import RAW, ZSTD
+from ckptstore.format.codecs import DELTA, RAW, ZSTD, Encoded
 from ckptstore.format.packs import pack_key
 from ckptstore.storage.base import GAP, RangeRead, Storage
 
@@ -78,6 +79,12 @@ class _Job:
     def scratched(self) -> bool:
         """Whether the payload may lie in memory that is used again."""
         return not self.direct and self.wish.relay is None
+
+    @property
+    def paired(self) -> bool:
+        """Whether it is a difference that can be decoded together with the one chunk that it rests on."""
+        difference = self.location.codec == DELTA and len(self.bases) == 1
+        return difference and self.wish.out is not None and self.wish.relay is None
 
     @cached_property
     def scratch(self) -> int:
@@ -214,12 +221,14 @@ class _Run:
         known: dict[bytes, memoryview] = {}
         uses = Counter(base.digest for job in batch for base in job.bases)
         for job, payload in zip(batch, payloads, strict=True):
-            alone = job.wish.out if len(job.bases) == 1 and uses[job.bases[0].digest] == 1 else None
-            for base in job.bases:
-                if base.digest not in known:
-                    below = stored.pop(base.digest)
-                    _, known[base.digest] = self._decoded(base, below, alone, known, job.wish.label, checked=False)
-            self._deliver(job, payload, known)
+            if job.paired and uses[job.bases[0].digest] == 1 and job.bases[0].digest in stored:
+                self._deliver_pair(job, payload, stored.pop(job.bases[0].digest))
+            else:
+                for base in job.bases:
+                    if base.digest not in known:
+                        below = stored.pop(base.digest)
+                        _, known[base.digest] = self._decoded(base, below, None, known, job.wish.label, checked=False)
+                self._deliver(job, payload, known)
             if job.wish.out is not None:
                 known[job.location.digest] = job.wish.out
             self.advance(job.wish.size)
@@ -241,6 +250,13 @@ class _Run:
         if job.wish.relay is not None:
             job.wish.relay(job.location, payload, raw)
 
+    def _deliver_pair(self, job: _Job, stored: memoryview, below: memoryview) -> None:
+        assert job.wish.out is not None
+        (base,) = job.bases
+        with _told(job.location, job.wish.label):
+            payload, base_payload = self.payloads.opened(job.location, stored), self.payloads.opened(base, below)
+            self.payloads.decode_with(job.location, payload, job.wish.out, Encoded(base.codec, base_payload))
+
     def _decoded(
         self,
         location: ChunkLocation,
@@ -252,14 +268,21 @@ class _Run:
         checked: bool = True,
     ) -> tuple[memoryview, memoryview]:
         """Encoded payload and raw bytes."""
-        try:
+        with _told(location, label):
             payload = self.payloads.opened(location, stored)
             bases = [known[base] for base in location.bases]
             return payload, self.payloads.decode(location, payload, out, bases, checked=checked)
-        except CorruptData as error:
-            where = f"pack {location.pack} at offset {location.offset}"
-            what = f"a chunk in {where}, or one that it rests on," if location.bases else f"a chunk in {where}"
-            raise CorruptData(f"{label}: {what} is damaged: {error}; run verify") from error
+
+
+@contextmanager
+def _told(location: ChunkLocation, label: str) -> Iterator[None]:
+    """Damage names where it was met."""
+    try:
+        yield
+    except CorruptData as error:
+        where = f"pack {location.pack} at offset {location.offset}"
+        what = f"a chunk in {where}, or one that it rests on," if location.bases else f"a chunk in {where}"
+        raise CorruptData(f"{label}: {what} is damaged: {error}; run verify") from error
 
 
 def _destination(job: _Job, take: Callable[[int], memoryview]) -> memoryview:

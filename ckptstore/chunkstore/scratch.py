@@ -1,16 +1,22 @@
-"""Memory that one batch of chunks after another is read into: fresh memory costs more than decoding what is in it."""
+"""Memory that one batch of chunks after another is read into: fresh memory costs more than decoding what is in it.
+
+It is numpy's, which asks the system for huge pages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import numpy.typing as npt
+
 
 class Scratch:
     """As many buffers as were in use at once, each as large as what was most in it."""
 
     def __init__(self) -> None:
-        self._free: list[bytearray] = []
+        self._free: list[npt.NDArray[np.uint8]] = []
 
     @contextmanager
     def lent(self, size: int) -> Iterator[Callable[[int], memoryview]]:
@@ -18,15 +24,15 @@ class Scratch:
         try:
             buffer = self._free.pop()  # atomic, where looking first would not be
         except IndexError:
-            buffer = bytearray(size)
+            buffer = np.empty(size, np.uint8)
         if len(buffer) < size:
-            buffer = bytearray(size)
+            buffer = np.empty(size, np.uint8)
         end = 0
 
         def take(count: int) -> memoryview:
             nonlocal end
             end += count
-            return memoryview(buffer)[end - count : end]
+            return buffer[end - count : end].data
 
         try:
             yield take

@@ -80,8 +80,7 @@ def test_planes_are_squeezed_and_spread(plane, bits, offset):
         gaps, others = loops.squeeze(unaligned(plane), bits, offset, common)
         told.append([common.copy(), gaps.copy(), others.copy()])
         spread = np.empty(max(len(plane), len(common) * per_byte(bits)), np.uint8)
-        loops.spread(unaligned(common), bits, offset, spread)
-        loops.mend(spread[: len(plane)], unaligned(gaps), unaligned(others))
+        loops.spread(unaligned(common), bits, offset, unaligned(gaps), unaligned(others), spread, len(plane))
         assert np.array_equal(spread[: len(plane)], plane)
     for one, other in zip(*told, strict=True):
         assert np.array_equal(one, other)
@@ -89,9 +88,11 @@ def test_planes_are_squeezed_and_spread(plane, bits, offset):
 
 @pytest.mark.parametrize("loops", BOTH, ids=["numpy", "numba"])
 @pytest.mark.parametrize("gaps", [[10], [5, 5], [255], [249, 249], [0, 9, 240]])
-def test_gaps_that_lead_out_of_a_plane_are_damage(loops, gaps):
+@pytest.mark.parametrize("bits", NARROW)
+def test_gaps_that_lead_out_of_a_plane_are_damage(loops, bits, gaps):
+    common = np.zeros(symbols_of(10, bits), np.uint8)
     with pytest.raises(CorruptData, match="10 bytes"):
-        loops.mend(np.zeros(10, np.uint8), np.array(gaps, np.uint8), np.zeros(len(gaps), np.uint8))
+        loops.spread(common, bits, 0, np.array(gaps, np.uint8), np.zeros(len(gaps), np.uint8), np.zeros(12, np.uint8), 10)
 
 
 CODE = """

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple
 
 from ckptstore.errors import StoreTooNew
-from ckptstore.format.codecs.base import BYTES, Buffer, Codec, Effort, Form, Level
+from ckptstore.format.codecs.base import BYTES, DELTA, PLANES, Codec, Effort, Encoded, Form, Level
 from ckptstore.format.codecs.raw import Raw
 from ckptstore.format.codecs.zstd import Zstd
 from ckptstore.format.packs import MOST_ENCODED
 
 RAW: Codec = Raw()
 ZSTD: Codec = Zstd()
-_DELTA = 3
 _SMALLEST = 256
-_HOMES = {0: "raw.Raw", 1: "zstd.Zstd", 2: "planes.Planes", _DELTA: "delta.Delta", 4: "adam.Adam"}
+_HOMES = {0: "raw.Raw", 1: "zstd.Zstd", PLANES: "planes.Planes", DELTA: "delta.Delta", 4: "adam.Adam"}
 """Imported when a frame needs them, since some bring numpy."""
 
-__all__ = ["BYTES", "RAW", "ZSTD", "Codec", "Effort", "Encoded", "Form", "Level", "codec_numbered", "encode"]
+__all__ = ["BYTES", "DELTA", "RAW", "ZSTD", "Codec", "Effort", "Encoded", "Form", "Level", "codec_numbered", "encode"]
 
 
 @cache
@@ -33,18 +31,6 @@ def codec_numbered(number: int) -> Codec:
     module, name = _HOMES[number].split(".")
     codec: Codec = getattr(import_module(f"{__name__}.{module}"), name)()
     return codec
-
-
-class Encoded(NamedTuple):
-    """A chunk's payload, and the number of the codec that made it."""
-
-    codec: int
-    payload: Buffer
-
-    @property
-    def uses_base(self) -> bool:
-        """Whether decoding needs the base."""
-        return self.codec == _DELTA
 
 
 def encode(raw: memoryview, form: Form = BYTES, base: memoryview | None = None, level: Effort = "fast") -> Encoded:

@@ -19,9 +19,10 @@ from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Ro
 from ckptstore.format.codecs.adam_steps import Step
 from ckptstore.format.codecs.base import BYTES, Form, NoGain
 from ckptstore.format.codecs.delta import differences
-from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
+from ckptstore.format.codecs.planar import Block, Plan, pack
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.tools import Tools
+from ckptstore.format.codecs.unpacking import Unpacking
 from ckptstore.format.codecs.words import Words, sampled, words_of
 
 _HEADERS = {Kind.WEIGHT: struct.Struct("<BBB5x4d"), Kind.SECOND: struct.Struct("<BBB5x2d")}
@@ -66,12 +67,10 @@ class Adam:
         if not _fits(prediction, out, bases):
             raise CorruptData(f"an adam payload for {len(out)} bytes has bases of {[len(base) for base in bases]}")
 
-        def predicted(where: Block, width: int) -> Words:
-            if width != prediction.number.width:
-                raise CorruptData("an adam payload holds differences of another width than its numbers")
-            return _predicted(prediction, bases, where)
-
-        unpack(missed, out, predicted)
+        unpacking = Unpacking(missed, out)
+        if unpacking.width != prediction.number.width:
+            raise CorruptData("an adam payload holds differences of another width than its numbers")
+        unpacking.run(lambda where, words, _: np.copyto(words, _predicted(prediction, bases, where)))
 
 
 def _opened(payload: memoryview) -> tuple[Prediction, memoryview]:

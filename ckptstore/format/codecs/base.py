@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
 Level = Literal["none", "fast", "auto", "best"]
@@ -20,6 +20,20 @@ class Form:
 
 
 BYTES = Form()
+PLANES, DELTA = 2, 3
+"""Numbers of codecs that others know of."""
+
+
+class Encoded(NamedTuple):
+    """A chunk's payload, and the number of the codec that made it."""
+
+    codec: int
+    payload: Buffer
+
+    @property
+    def uses_base(self) -> bool:
+        """Whether decoding needs the base."""
+        return self.codec == DELTA
 
 
 class NoGain(Exception):

@@ -14,7 +14,7 @@ from ckptstore.format.codecs.zstd import Zstd
 _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
 _MUCH = 0.7
-_RELIANCE = 0.98  # another chunk must be read before
+_RELIANCE = 0.9  # reading another chunk before takes as long again
 
 
 class Candidate(NamedTuple):

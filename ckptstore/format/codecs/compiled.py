@@ -58,17 +58,14 @@ class CompiledLoops(Loops):
         found = _telling(bits)(plane, eights, offset, gaps, others)
         return gaps[:found], others[:found]
 
-    def spread(self, common: Plane, bits: int, offset: int, plane: Plane) -> None:
+    def spread(
+        self, common: Plane, bits: int, offset: int, gaps: Plane, others: Plane, padded: Plane, count: int
+    ) -> None:
         """See `Loops.spread`."""
         if not bits:
-            plane.fill(offset)
-        for place in range(per_byte(bits)):
-            _spreading(bits, bits * place)(common, offset, plane[place * len(common) : (place + 1) * len(common)])
-
-    def mend(self, plane: Plane, gaps: Plane, others: Plane) -> None:
-        """See `Loops.mend`."""
-        if not _mending()(gaps, others, plane):
-            raise leads_out(plane)
+            padded.fill(offset)
+        if not _spreading(bits)(common, offset, gaps, others, padded, count):
+            raise leads_out(count)
 
 
 @cache
@@ -163,28 +160,23 @@ def _telling(bits: int) -> _Loop:
 
 
 @cache
-def _spreading(bits: int, shift: int) -> _Loop:
-    mask = _BYTE((1 << bits) - 1)
+def _spreading(bits: int) -> _Loop:
+    mask, places = _BYTE((1 << bits) - 1), per_byte(bits)
 
-    def spread(common: Plane, offset: int, part: Plane) -> None:
-        for place in range(common.size):
-            part[place] = _BYTE(_BYTE(common[place] >> shift) & mask) + offset
-
-    return _compile(spread, types.void(_read(1), _kind(1), _given(1)))
-
-
-@cache
-def _mending() -> _Loop:
-    def mend(gaps: Plane, others: Plane, plane: Plane) -> bool:
-        place = 0
+    def spread(common: Plane, offset: int, gaps: Plane, others: Plane, padded: Plane, count: int) -> bool:
+        for place in range(places):
+            part = padded[place * common.size : (place + 1) * common.size]
+            for at in range(common.size):
+                part[at] = _BYTE(_BYTE(common[at] >> _BYTE(bits * place)) & mask) + offset
+        last = 0
         for number in range(gaps.size):
-            place += STEPS[gaps[number]]
-            if place >= plane.size:
+            last += STEPS[gaps[number]]
+            if last >= count:
                 return False
-            plane[place] = others[number]
+            padded[last] = others[number]
         return True
 
-    return _compile(mend, types.boolean(_read(1), _read(1), _given(1)))
+    return _compile(spread, types.boolean(_read(1), _kind(1), _read(1), _read(1), _given(1), types.intp))
 
 
 def _compile(loop: _Loop, signature: Any) -> _Loop:

@@ -10,19 +10,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs.base import BYTES, Buffer, Form
+from ckptstore.format.codecs import codec_numbered
+from ckptstore.format.codecs.base import BYTES, DELTA, PLANES, Buffer, Encoded, Form
 from ckptstore.format.codecs.cutting import Cut
-from ckptstore.format.codecs.planar import Block, Plan, pack, unpack
+from ckptstore.format.codecs.planar import Block, Plan, pack
 from ckptstore.format.codecs.planes import width_of
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.tools import Tools
+from ckptstore.format.codecs.unpacking import Unpacking
 from ckptstore.format.codecs.words import Words, sampled, words_of
 
 
 class Delta:
     """Differences of words to those of one base of the same length, cut into planes."""
 
-    number = 3
+    number = DELTA
     name = "delta"
 
     def plan(self, raw: memoryview, form: Form, base: memoryview) -> Plan:
@@ -46,10 +48,25 @@ class Delta:
         return pack(plan, len(words), block, tail)
 
     def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
-        """Join the planes and add them to the base, which may be in `out`. Raises CorruptData also for other bases."""
+        """Join the planes and add them to the base. Raises CorruptData also for other bases."""
         if [len(base) for base in bases] != [len(out)]:
             raise CorruptData(f"a difference of {len(out)} bytes needs one base of as many")
-        unpack(payload, out, lambda where, width: words_of(bases[0], width)[0][where])
+        change = Unpacking(payload, out)
+        before, _ = words_of(bases[0], change.width)
+        change.run(lambda where, words, _: np.copyto(words, before[where]))
+
+    def decode_with(self, payload: memoryview, out: memoryview, base: Encoded) -> None:
+        """`decode` with a base that is encoded itself, and rests on nothing.
+
+        Block by block, while each is in a core's cache: the base is never there as a whole.
+        """
+        change = Unpacking(payload, out)
+        below = Unpacking(memoryview(base.payload), out) if base.codec == PLANES else None
+        if below is not None and below.width == change.width:
+            change.run(below.fill)
+        else:
+            codec_numbered(base.codec).decode(memoryview(base.payload), out)
+            change.run(lambda where, words, tools: None)
 
 
 def differences(width: int) -> Cut:

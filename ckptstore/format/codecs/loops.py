@@ -97,30 +97,32 @@ class Loops:
                 np.bitwise_or(common, spare, out=common)
         return gaps, plane[where]
 
-    def spread(self, common: Plane, bits: int, offset: int, plane: Plane) -> None:
-        """Fill `plane`, which has as many bytes as `common` tells of, or any number when there is nothing to tell."""
-        if not bits:
-            plane.fill(offset)
-            return
+    def spread(
+        self, common: Plane, bits: int, offset: int, gaps: Plane, others: Plane, padded: Plane, count: int
+    ) -> None:
+        """The inverse of `squeeze`, to the first `count` bytes of a plane that has room for all that is in `common`.
+
+        Raises CorruptData when gaps lead out of them.
+        """
         symbols, mask = len(common), (1 << bits) - 1
         for place in range(per_byte(bits)):
-            part = plane[place * symbols : (place + 1) * symbols]
+            part = padded[place * symbols : (place + 1) * symbols]
             rest = np.right_shift(common, bits * place, out=part) if place else common
             if bits * (place + 1) < WHOLE:  # nothing lies before the last ones
                 np.bitwise_and(rest, mask, out=part)
-        np.add(plane, np.uint8(offset), out=plane)
-
-    def mend(self, plane: Plane, gaps: Plane, others: Plane) -> None:
-        """Put the others where gaps lead. Raises CorruptData when that is out of the plane."""
+        if bits:
+            np.add(padded, np.uint8(offset), out=padded)
+        else:
+            padded.fill(offset)
         where = np.cumsum(STEPS[gaps] if gaps.max(initial=0) >= FAR else gaps, dtype=np.intp)
-        if len(where) and where[-1] >= len(plane):
-            raise leads_out(plane)
-        plane[where] = others
+        if len(where) and where[-1] >= count:
+            raise leads_out(count)
+        padded[where] = others
 
 
-def leads_out(plane: Plane) -> CorruptData:
+def leads_out(count: int) -> CorruptData:
     """What is wrong with gaps that lead out of a plane."""
-    return CorruptData(f"a squeezed plane of {len(plane)} bytes tells of others behind its end")
+    return CorruptData(f"a squeezed plane of {count} bytes tells of others behind its end")
 
 
 def _gaps(where: Places) -> tuple[Places, Plane]:

@@ -26,12 +26,13 @@ from ckptstore.format.codecs.blocks import cut_off
 from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut, Cutter
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE, symbols_of
 from ckptstore.format.codecs.tools import Tools, borrowed
-from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, Plane, Words, words_of
+from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, Plane, Words
 
 Block = slice
 
 _HEADER = 4
-_LENGTH = np.dtype("<u4")
+LENGTH = np.dtype("<u4")
+"""Of a part, and of how many others there are."""
 _KEPT, _SIGNED = 1, 2
 _ABOUT, _MORE = 1.03, 1 << 16  # samples tell the size within half a percent, of small chunks within some bytes
 
@@ -68,7 +69,7 @@ def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: m
     """The payload of `count` words, which `block` gives one block at a time, and of the `tail`."""
     lengths: list[int] = []
     head, blocks = _head(plan), blocks_of(count)
-    end = len(head) + _LENGTH.itemsize * _parts_of(plan.ways) * len(blocks)
+    end = len(head) + LENGTH.itemsize * _parts_of(plan.ways) * len(blocks)
     size = count * plan.cut.width
     out = memory(end + min(int(plan.share * _ABOUT * size) + _MORE, size) + len(tail))
     with borrowed() as tools:
@@ -80,7 +81,7 @@ def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: m
                 out[end : end + len(part)] = part
                 end += len(part)
     out[end : end + len(tail)] = tail
-    told = head + np.array(lengths, _LENGTH).tobytes()
+    told = head + np.array(lengths, LENGTH).tobytes()
     out[: len(told)] = np.frombuffer(told, np.uint8)
     return cut_off(out, end + len(tail))
 
@@ -102,56 +103,10 @@ def _coded(plan: Plan, words: Words, tools: Tools) -> Iterator[Plane]:
         gaps, others = tools.loops.squeeze(plane, way.bits, way.offset, common)
         yield tools.coder.encode(common)
         if len(gaps):
-            yield np.concatenate([np.array([len(gaps)], _LENGTH).view(np.uint8), tools.coder.encode(gaps)])
+            yield np.concatenate([np.array([len(gaps)], LENGTH).view(np.uint8), tools.coder.encode(gaps)])
         else:
             yield gaps
         yield tools.coder.encode(others)
-
-
-def unpack(payload: memoryview, out: memoryview, others: Callable[[Block, int], Words] | None = None) -> None:
-    """Fill `out` with the words, added to the `others` of each block and width if there are any; these may be in `out`.
-
-    Raises CorruptData when the payload is not of `len(out)` bytes.
-    """
-    plan = _plan_of(payload)
-    words, tail = words_of(out, plan.cut.width)
-    parts = _parts(payload, plan, len(words), len(tail))
-    with borrowed() as tools:
-        for where in blocks_of(len(words)):
-            planes = _decoded(plan, parts, where.stop - where.start, tools)
-            block = words[where]
-            if others is not None and not np.may_share_memory(base := others(where, plan.cut.width), block):
-                np.copyto(block, base)
-            Cutter(plan.cut, tools).join(planes, block, onto=others is not None)
-    tail[:] = next(parts)
-
-
-def _decoded(plan: Plan, parts: Iterator[memoryview], count: int, tools: Tools) -> list[Plane]:
-    planes = []
-    for place, (way, width) in enumerate(zip(plan.ways, plan.cut.sizes, strict=True)):
-        if way.bits == WHOLE:
-            planes.append(tools.decoder.decode(next(parts), width * count))
-        else:
-            planes.append(_spread(way, parts, count, tools, f"plane {place}"))
-    return planes
-
-
-def _spread(way: Way, parts: Iterator[memoryview], count: int, tools: Tools, use: str) -> Plane:
-    symbols = symbols_of(count, way.bits)
-    common = tools.decoder.decode(next(parts), symbols)
-    plane = tools.array(1, max(count, symbols * 8 // max(way.bits, 1)), use)
-    tools.loops.spread(common, way.bits, way.offset, plane)
-    plane = plane[:count]
-    coded, others = next(parts), next(parts)
-    if len(coded) > _LENGTH.itemsize:
-        number = int.from_bytes(coded[: _LENGTH.itemsize], "little")
-        if number > count:
-            raise CorruptData(f"a plane of {count} bytes tells of {number} others")
-        gaps = tools.decoder.decode(coded[_LENGTH.itemsize :], number)
-        tools.loops.mend(plane, gaps, tools.decoder.decode(others, number))
-    elif len(coded) or len(others):
-        raise CorruptData("a plane tells of others, but not of where they are")
-    return plane
 
 
 def _head(plan: Plan) -> bytes:
@@ -159,7 +114,7 @@ def _head(plan: Plan) -> bytes:
     return bytes([cut.width, cut.split, cut.center, _KEPT * cut.kept + _SIGNED * cut.signed, *ways])
 
 
-def _plan_of(payload: memoryview) -> Plan:
+def plan_of(payload: memoryview) -> Plan:
     """Of a payload's head. Raises CorruptData."""
     width, split, center, flags = payload[:_HEADER] if len(payload) >= _HEADER else (0, 0, 0, 0)
     if width in WIDTHS and 0 < split <= WHOLE_BYTES and flags <= _KEPT + _SIGNED:
@@ -182,13 +137,13 @@ def _possible(cut: Cut, ways: tuple[Way, ...]) -> bool:
     return known and len(ways) == len(cut.sizes) and not (cut.kept and ways[-1].bits != WHOLE)
 
 
-def _parts(payload: memoryview, plan: Plan, count: int, tail: int) -> Iterator[memoryview]:
+def parts_of(payload: memoryview, plan: Plan, count: int, tail: int) -> Iterator[memoryview]:
     """Every part of every block, and the tail. Raises CorruptData."""
     number, head = _parts_of(plan.ways) * len(blocks_of(count)), len(_head(plan))
-    begin = head + number * _LENGTH.itemsize
+    begin = head + number * LENGTH.itemsize
     if len(payload) < begin + tail:
         raise CorruptData("a payload of planes is cut short")
-    lengths = [int(length) for length in np.frombuffer(payload, _LENGTH, number, head)]
+    lengths = [int(length) for length in np.frombuffer(payload, LENGTH, number, head)]
     borders = list(accumulate([*lengths, tail], initial=begin))
     if borders[-1] != len(payload):
         raise CorruptData(f"a payload of planes has {len(payload)} bytes instead of {borders[-1]}")

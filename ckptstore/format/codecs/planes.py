@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckptstore.format.codecs.base import BYTES, Buffer, Form
+from ckptstore.format.codecs.base import BYTES, PLANES, Buffer, Form
 from ckptstore.format.codecs.cutting import Cut
-from ckptstore.format.codecs.planar import Plan, pack, unpack
+from ckptstore.format.codecs.planar import Plan, pack
 from ckptstore.format.codecs.planning import centered, planned
+from ckptstore.format.codecs.unpacking import Unpacking
 from ckptstore.format.codecs.words import WIDTHS, sampled, words_of
 
 _MANTISSA = 7
@@ -17,7 +18,7 @@ _LITTLE = 1.02  # dearer, but a plane less to code: among bytes, signs that are 
 class Planes:
     """The words of a chunk, cut into planes: those of floats into exponents and the rest."""
 
-    number = 2
+    number = PLANES
     name = "planes"
 
     def plans(self, raw: memoryview, form: Form, *, thorough: bool = False) -> list[Plan]:
@@ -43,7 +44,7 @@ class Planes:
 
     def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
         """Join the planes straight into `out`."""
-        unpack(payload, out)
+        Unpacking(payload, out).run()
 
 
 def width_of(form: Form) -> int:
