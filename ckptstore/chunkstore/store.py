@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ckptstore.catalog.base import Catalog
 from ckptstore.chunkstore.claims import Claims, SessionClaims
 from ckptstore.chunkstore.encoding import Encoder
+from ckptstore.chunkstore.glances import Glances
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.chunkstore.payloads import Payloads
@@ -24,7 +25,10 @@ from ckptstore.storage.base import Storage
 
 @dataclass(frozen=True, slots=True)
 class ChunkStore:
-    """What every operation works on; `sealer` is there when the store is encrypted, `compression` is for new chunks."""
+    """What every operation works on; `sealer` is there when the store is encrypted, `compression` is for new chunks.
+
+    `pace` and `glances` are what was learned from earlier commits.
+    """
 
     storage: Storage
     catalog: Catalog
@@ -32,6 +36,7 @@ class ChunkStore:
     sealer: Sealer | None = None
     compression: Level = "auto"
     pace: Pace = field(init=False, compare=False, repr=False)
+    glances: Glances = field(init=False, compare=False, repr=False, default_factory=Glances)
     payloads: Payloads = field(init=False)
 
     def __post_init__(self) -> None:

@@ -30,6 +30,10 @@ T = TypeVar("T")
 _WORKERS = min(4, os.cpu_count() or 1)
 _PACKS_IN_FLIGHT = 2
 _WINDOW_BYTES = 1 << 30
+_FIRST_WINDOW_BYTES = 64 << 20
+"""Windows grow: the first packs are put soon, and the catalog is asked rarely all the same."""
+_SOON = 8 << 20
+"""From this size on a pack is put before it is full, when nothing new came after it."""
 _WINDOW_COPIES = 16 << 20
 _WINDOW_LOANS = 64 << 20
 _WINDOW_CHUNKS = 1 << 14
@@ -132,6 +136,8 @@ class ChunkWriter:
                 piece.loan.end()
         if fresh:
             self.store(dict(zip(fresh, lasting, strict=True)))
+        elif self._builder.size >= _SOON:
+            self._put_pack()
         return digests
 
     def _rely_on(self, location: ChunkLocation) -> None:
@@ -235,14 +241,16 @@ def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Like `groups`, with bounds on what is copied and on loan beside the bound on what is looked at."""
     window: list[Piece] = []
     size = copies = loans = 0
+    most = min(_FIRST_WINDOW_BYTES, _WINDOW_BYTES)
     for piece in pieces:
         window.append(piece)
         size += len(piece.data)
         copies += len(piece.data) if piece.copied else 0
         loans += len(piece.data) if piece.loan is not None else 0
-        full = size >= _WINDOW_BYTES or copies >= _WINDOW_COPIES or loans >= _WINDOW_LOANS
+        full = size >= most or copies >= _WINDOW_COPIES or loans >= _WINDOW_LOANS
         if (full or len(window) >= _WINDOW_CHUNKS) and not piece.goes_on:
             yield window
             window, size, copies, loans = [], 0, 0, 0
+            most = min(2 * most, _WINDOW_BYTES)
     if window:
         yield window

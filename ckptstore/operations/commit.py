@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ckptstore.catalog.base import CommitRecord, NewCommit
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
+from ckptstore.chunkstore.glances import Glances
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import SessionFenced, StepExists
 from ckptstore.format import version
@@ -117,6 +118,7 @@ def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: 
     repeated = {path: group[0] for group in flat.aliases for path in group[1:]}
     division = chunks.config.division
     planned = {path: _plan(leaf, division) for path, leaf in flat.leaves.items() if path not in repeated}
+    planned = _likely_new_first(planned, chunks.glances)
     recipes = find_recipes(flat) if chunks.compression == "best" else []
     trained = Trained(recipes, {path: item.entry for path, item in planned.items()}, lineage)
     arrivals = Arrivals(writer, _on_devices(planned))
@@ -130,6 +132,17 @@ def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: 
     arrivals.name(held)
     made = {path: replace(item.entry, chunks=b"".join(held[path])) for path, item in planned.items()}
     return Manifest({path: made[repeated.get(path, path)] for path in flat.leaves}, flat.containers, flat.aliases)
+
+
+def _likely_new_first(planned: dict[str, _Planned], glances: Glances) -> dict[str, _Planned]:
+    leaves = {path: item.leaf for path, item in planned.items()}
+    here = {
+        path: plain_bytes(leaf.tensor)
+        for path, leaf in leaves.items()
+        if isinstance(leaf, TensorLeaf) and not isinstance(leaf, DeviceLeaf)
+    }
+    steady = glances.steady({path: data for path, data in here.items() if data is not None})
+    return {path: planned[path] for path in sorted(planned, key=steady.__contains__)}
 
 
 def _on_devices(planned: Mapping[str, _Planned]) -> dict[str, tuple[DeviceLeaf, Grid]]:

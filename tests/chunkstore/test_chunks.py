@@ -223,6 +223,45 @@ def test_windows_and_batches_lose_nothing(chunks, monkeypatch, limit):
     assert get(chunks, digests, [50] * 20) == data
 
 
+def test_windows_grow(chunks, monkeypatch):
+    monkeypatch.setattr(writer, "_FIRST_WINDOW_BYTES", 100)
+    monkeypatch.setattr(writer, "_WINDOW_BYTES", 350)
+    asked: list[int] = []
+    with chunks.writer(chunks.catalog.open_session(60)) as sink:
+        digests = sink.digests
+
+        def watched(pieces):
+            asked.append(sum(len(piece.data) for piece in pieces))
+            return digests(pieces)
+
+        monkeypatch.setattr(sink, "digests", watched)
+        sink.write(Piece(memoryview(b"%050d" % number), copied=False) for number in range(30))
+        sink.finish()
+    assert asked == [100, 200, 350, 350, 350, 150]
+
+
+def test_what_is_new_is_put_while_the_rest_is_looked_at(chunks, monkeypatch):
+    known = [os.urandom(100) for _ in range(20)]
+    _, old, _ = put(chunks, known)
+    for limit, value in {"_FIRST_WINDOW_BYTES": 200, "_WINDOW_BYTES": 200, "_SOON": 4000}.items():
+        monkeypatch.setattr(writer, limit, value)
+    stored: list[int] = []
+
+    def pieces():
+        yield Piece(memoryview(os.urandom(5000)), copied=False)
+        for chunk in known:
+            yield Piece(memoryview(chunk), copied=False)
+        deadline = time.monotonic() + 10
+        while not stored and time.monotonic() < deadline:
+            stored.extend(info.size for info in chunks.storage.list("packs/") if old[0].name not in info.key)
+            time.sleep(0.01)
+
+    with chunks.writer(chunks.catalog.open_session(60)) as sink:
+        sink.write(pieces())
+        own, _ = sink.finish()
+    assert stored == [pack.size for pack in own]
+
+
 @given(st.lists(st.integers(0, 50)), st.integers(1, 100), st.integers(1, 5))
 def test_groups(sizes, most_bytes, most_items):
     found = list(groups(sizes, lambda size: size, most_bytes, most_items))

@@ -90,9 +90,9 @@ def test_planes_are_squeezed_and_spread(plane, bits, offset):
 @pytest.mark.parametrize("gaps", [[10], [5, 5], [255], [249, 249], [0, 9, 240]])
 @pytest.mark.parametrize("bits", NARROW)
 def test_gaps_that_lead_out_of_a_plane_are_damage(loops, bits, gaps):
-    common = np.zeros(symbols_of(10, bits), np.uint8)
+    common, others, padded = (np.zeros(size, np.uint8) for size in (symbols_of(10, bits), len(gaps), 12))
     with pytest.raises(CorruptData, match="10 bytes"):
-        loops.spread(common, bits, 0, np.array(gaps, np.uint8), np.zeros(len(gaps), np.uint8), np.zeros(12, np.uint8), 10)
+        loops.spread(common, bits, 0, np.array(gaps, np.uint8), others, padded, 10)
 
 
 CODE = """
