@@ -26,6 +26,11 @@ class Payloads:
             return payload
         return self.sealer.seal(pack, offset, payload, _bound(codec, digest))
 
+    def checksum(self, codec: int, digest: bytes, size: int) -> int | None:
+        """Of a stored payload of a chunk, where that need not be computed."""
+        plain = codec == RAW.number and self.sealer is None
+        return self.digest.checksum(digest, size) if plain else None
+
     def decode(
         self,
         location: ChunkLocation,

@@ -203,7 +203,8 @@ class ChunkWriter:
         self._reserve(1)
         offset = self._builder.next_offset(chunk.digest, chunk.base)
         payload = self._payloads.seal(self._names[-1], offset, chunk.codec, chunk.digest, chunk.payload)
-        self._builder.add(chunk.digest, chunk.codec, payload, chunk.raw_length, chunk.base)
+        known = self._payloads.checksum(chunk.codec, chunk.digest, chunk.raw_length)
+        self._builder.add(chunk.digest, chunk.codec, payload, chunk.raw_length, chunk.base, known)
         self._pack_of[chunk.digest] = self._names[-1]
 
     def _reserve(self, count: int) -> None:

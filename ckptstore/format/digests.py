@@ -18,14 +18,26 @@ from ckptstore.errors import InvalidArgument
 
 Buffer = bytes | bytearray | memoryview
 
+_MIDSIZE = 240
+"""Up to so many bytes XXH3 mixes its 64 and its 128 bits in ways of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A digest function: its name, the length of a digest in bytes, and the function, which may run in any thread."""
+    """A digest function: its name, the length of a digest in bytes, and the function, which may run in any thread.
+
+    `holds_checksum`: the end of a digest is the `checksum` of the same bytes, if these are more than 240: so it is with
+    XXH3, whose 128 bits end with its 64 then.
+    """
 
     name: str
     size: int
     compute: Callable[[Buffer], bytes]
+    holds_checksum: bool = False
+
+    def checksum(self, digest: bytes, size: int) -> int | None:
+        """The `checksum` of the `size` bytes that have this digest, if it tells that."""
+        return int.from_bytes(digest[-8:]) if self.holds_checksum and size > _MIDSIZE else None
 
 
 def _sha256(data: Buffer) -> bytes:
@@ -57,11 +69,11 @@ def _keyed(bare: Digest, key: bytes) -> Digest:
     from cryptography.hazmat.primitives.ciphers.modes import ECB
 
     block = Cipher(AES256(key), ECB())  # noqa: S305 - one block, as the permutation that it is
-    return replace(bare, compute=lambda data: block.encryptor().update(bare.compute(data)))
+    return replace(bare, compute=lambda data: block.encryptor().update(bare.compute(data)), holds_checksum=False)
 
 
 _MAKERS: dict[str, Callable[[], Digest]] = {
-    "xxh3_128": lambda: Digest("xxh3_128", 16, xxhash.xxh3_128_digest),
+    "xxh3_128": lambda: Digest("xxh3_128", 16, xxhash.xxh3_128_digest, holds_checksum=True),
     "sha256": lambda: Digest("sha256", 32, _sha256),
     "blake3": _blake3,
 }

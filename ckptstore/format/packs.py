@@ -77,9 +77,11 @@ class PackBuilder:
         self.size = len(_HEAD)
         self._parts: list[Buffer] = [_HEAD]
 
-    def add(self, digest: bytes, codec: int, payload: Buffer, raw_length: int, base: bytes = b"") -> None:
-        """Append a frame."""
-        sealed = checksum(payload)
+    def add(
+        self, digest: bytes, codec: int, payload: Buffer, raw_length: int, base: bytes = b"", known: int | None = None
+    ) -> None:
+        """Append a frame; `known` is the payload's checksum, if that is known."""
+        sealed = checksum(payload) if known is None else known
         header = _header(digest, codec, len(payload), raw_length, sealed, base)
         offset = self.next_offset(digest, base)
         self.frames.append(Frame(digest, codec, offset, len(payload), raw_length, sealed, base))
