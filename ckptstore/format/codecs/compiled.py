@@ -24,6 +24,7 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined] # set when it is impo
 _Loop = Callable[..., Any]
 _FAR, _POWERS = FAR, len(POWERS)
 _BYTE, _WORD = np.uint8, np.uint16
+_LINE = 128
 _LOWS, _TOPS = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
 
 
@@ -49,13 +50,9 @@ class CompiledLoops(Loops):
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
         """See `Loops.squeeze`."""
-        common.fill(0)
-        for place in range(per_byte(bits)):
-            part = plane[place * len(common) : (place + 1) * len(common)]
-            _packing(bits)(part, offset, 1 << bits * place, common)
         gaps, others = self.array(1, len(plane), "gaps"), self.array(1, len(plane), "others")
         eights = np.ndarray(len(plane) // 8, "<u8", plane)
-        found = _telling(bits)(plane, eights, offset, gaps, others)
+        found = _squeezing(bits)(plane, eights, offset, common, gaps, others)
         return gaps[:found], others[:found]
 
     def spread(
@@ -120,43 +117,45 @@ def _fitting(split: int) -> _Loop:
 
 
 @cache
-def _packing(bits: int) -> _Loop:
-    mask = _BYTE((1 << bits) - 1)
-
-    def pack(part: Plane, offset: int, factor: int, common: Plane) -> None:
-        for place in range(part.size):
-            common[place] = _BYTE(common[place] | _BYTE(_BYTE(_BYTE(part[place] - offset) & mask) * factor))
-
-    return _compile(pack, types.void(_read(1), _kind(1), _kind(1), _given(1)))
-
-
-@cache
-def _telling(bits: int) -> _Loop:
-    """Looks at eight bytes at a time: mostly none of them is another."""
+def _squeezing(bits: int) -> _Loop:
+    """Others are looked for by lines, and in those that have any by eights: mostly there are none."""
+    mask, places = _BYTE((1 << bits) - 1), per_byte(bits)
     far, fars = _BYTE(0x100 - (1 << bits)), np.uint64((0x100 - (1 << bits)) * 0x0101010101010101)
 
-    def tell(plane: Plane, eights: Words, offset: int, gaps: Plane, others: Plane) -> int:
+    def squeeze(plane: Plane, eights: Words, offset: int, common: Plane, gaps: Plane, others: Plane) -> int:
+        for place in range(places):
+            part = plane[place * common.size : (place + 1) * common.size]
+            for at in range(part.size):
+                near = _BYTE(_BYTE(_BYTE(part[at] - offset) & mask) << _BYTE(bits * place))
+                common[at] = common[at] | near if place else near
         offsets = np.uint64(offset) * np.uint64(0x0101010101010101)
         told, last = 0, 0
-        for group in range(eights.size + 1):
-            if group < eights.size:
-                eight = eights[group]
-                moved = ((eight | _TOPS) - (offsets & _LOWS)) ^ ((eight ^ ~offsets) & _TOPS)
-                if not moved & fars:
-                    continue
-            for place in range(8 * group, min(8 * group + 8, plane.size)):
-                if _BYTE(plane[place] - offset) & far:
-                    for power in range(_POWERS - 1 if place - last >= _FAR else -1, -1, -1):
-                        if place - last >= _FAR << power:
-                            last += _FAR << power
-                            gaps[told], others[told] = _FAR + power, plane[last]
-                            told += 1
-                    gaps[told], others[told] = place - last, plane[place]
-                    told += 1
-                    last = place
+        for line in range(0, plane.size, _LINE):
+            found = _BYTE(0)
+            part = plane[line : line + _LINE]
+            for at in range(part.size):
+                found = _BYTE(found | _BYTE(_BYTE(part[at] - offset) & far))
+            if not found:
+                continue
+            for group in range(line // 8, min(line // 8 + _LINE // 8, eights.size + 1)):
+                if group < eights.size:
+                    eight = eights[group]
+                    moved = ((eight | _TOPS) - (offsets & _LOWS)) ^ ((eight ^ ~offsets) & _TOPS)
+                    if not moved & fars:
+                        continue
+                for place in range(8 * group, min(8 * group + 8, plane.size)):
+                    if _BYTE(plane[place] - offset) & far:
+                        for power in range(_POWERS - 1 if place - last >= _FAR else -1, -1, -1):
+                            if place - last >= _FAR << power:
+                                last += _FAR << power
+                                gaps[told], others[told] = _FAR + power, plane[last]
+                                told += 1
+                        gaps[told], others[told] = place - last, plane[place]
+                        told += 1
+                        last = place
         return told
 
-    return _compile(tell, types.intp(_read(1), _read(8), _kind(1), _given(1), _given(1)))
+    return _compile(squeeze, types.intp(_read(1), _read(8), _kind(1), _given(1), _given(1), _given(1)))
 
 
 @cache
