@@ -96,7 +96,7 @@ class ChunkWriter:
 
     def digests(self, pieces: Sequence[Piece]) -> list[bytes]:
         """Those of all pieces, in order; nothing is written."""
-        return self._spread(self._digest, pieces)
+        return [digest for digest, _ in self._spread(self._look, pieces)]
 
     def rely_on(self, digests: Sequence[bytes]) -> set[bytes]:
         """Those chunks that the store holds: they need not be written, and gc spares them."""
@@ -121,17 +121,18 @@ class ChunkWriter:
         return self._own, dict(self._used) | own
 
     def _write_window(self, window: list[Piece]) -> list[bytes]:
-        digests = self.digests(window)
+        looked = self._spread(self._look, window)
+        digests = [digest for digest, _ in looked]
         unseen = list({digest for digest in digests if digest not in self._pack_of})
         found = self._claims.pin(unseen) if unseen else {}
         for location in found.values():
             self._rely_on(location)
         fresh: dict[bytes, Piece] = {}
-        for number, (digest, piece) in enumerate(zip(digests, window, strict=True)):
+        for number, (digest, piece) in enumerate(looked):
             if digest not in self._pack_of and digest not in fresh:
                 fresh[digest] = _after(piece, digests[max(0, number - _TOGETHER) : number])
         lasting = self._spread(_keep, fresh.values())
-        for piece in window:
+        for _, piece in looked:
             if piece.loan is not None:
                 piece.loan.end()
         if fresh:
@@ -146,8 +147,15 @@ class ChunkWriter:
             self._pack_of[location.digest] = location.pack
             self._used[location.pack] += location.length
 
-    def _digest(self, group: list[Piece]) -> list[bytes]:
-        found = [self._payloads.digest.compute(piece.data) for piece in group]
+    def _look(self, group: list[Piece]) -> list[tuple[bytes, Piece]]:
+        """With their digests. What is likely new is copied at once, so that its loan need not wait for the others."""
+        found = []
+        for piece in group:
+            lasting = piece
+            if piece.loan is not None and piece.likely_new:
+                (lasting,) = _keep([piece])
+                piece.loan.end()
+            found.append((self._payloads.digest.compute(lasting.data), lasting))
         self._advance(sum(len(piece.data) for piece in group))
         return found
 
@@ -247,7 +255,7 @@ def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         window.append(piece)
         size += len(piece.data)
         copies += len(piece.data) if piece.copied else 0
-        loans += len(piece.data) if piece.loan is not None else 0
+        loans += len(piece.data) if piece.loan is not None and not piece.likely_new else 0
         full = size >= most or copies >= _WINDOW_COPIES or loans >= _WINDOW_LOANS
         if (full or len(window) >= _WINDOW_CHUNKS) and not piece.goes_on:
             yield window

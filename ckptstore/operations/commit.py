@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,11 +77,14 @@ def _write(chunks: ChunkStore, writer: ChunkWriter, flat: Flat, draft: Draft) ->
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A leaf on its way: its entry as yet without digests, and the grid of its chunks if it has some."""
+    """A leaf on its way: its entry as yet without digests, the grid of its chunks if it has some, and whether it looks
+    as it did before.
+    """
 
     leaf: TensorLeaf | bytes
     entry: Entry
     grid: Grid | None
+    steady: bool = False
 
     def numbers(self, missing: Sequence[int]) -> Sequence[int]:
         """Of its pieces, which on a device are those of the chunks that are missing in the store."""
@@ -105,7 +109,7 @@ class _Planned:
                 yield Piece(leaf.box(*self.grid.box(number)), True, form, partial(base, self.entry, number))
             else:
                 data, loan = self._borrowed(plain, at, at + size)
-                yield Piece(data, False, form, partial(base, self.entry, number), loan)
+                yield Piece(data, False, form, partial(base, self.entry, number), loan, not self.steady)
             at += size
 
     def _borrowed(self, plain: memoryview, start: int, stop: int) -> tuple[memoryview, Loan | None]:
@@ -142,7 +146,8 @@ def _likely_new_first(planned: dict[str, _Planned], glances: Glances) -> dict[st
         if isinstance(leaf, TensorLeaf) and not isinstance(leaf, DeviceLeaf)
     }
     steady = glances.steady({path: data for path, data in here.items() if data is not None})
-    return {path: planned[path] for path in sorted(planned, key=steady.__contains__)}
+    told = {path: dataclasses.replace(item, steady=path in steady) for path, item in planned.items()}
+    return dict(sorted(told.items(), key=lambda item: item[1].steady))
 
 
 def _on_devices(planned: Mapping[str, _Planned]) -> dict[str, tuple[DeviceLeaf, Grid]]:

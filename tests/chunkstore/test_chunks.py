@@ -164,6 +164,29 @@ def test_loans_end_soon(chunks, monkeypatch):
         assert len(sink.write(lending())) == 9
 
 
+def test_what_is_likely_new_is_copied_before_the_catalog_is_asked(chunks, monkeypatch):
+    monkeypatch.setattr(writer, "_WINDOW_LOANS", 2500)
+    data = [os.urandom(1000) for _ in range(9)]
+    put(chunks, data[:2])
+    lent = [Lent(chunk) for chunk in data]
+    asked: list[int] = []
+    with chunks.writer(chunks.catalog.open_session(60)) as sink:
+        pin = sink._claims.pin
+
+        def watched(digests):
+            assert [loan.ended for loan in lent] == [1] * 9
+            asked.append(len(digests))
+            return pin(digests)
+
+        monkeypatch.setattr(type(sink._claims), "pin", lambda _, digests: watched(digests))
+        digests = sink.write(Piece(memoryview(loan.data), copied=False, loan=loan, likely_new=True) for loan in lent)
+        own, _ = sink.finish()
+    assert asked == [9]
+    assert [loan.kept for loan in lent] == [1] * 9
+    assert digests == [chunks.digest.compute(chunk) for chunk in data]
+    assert [location.digest for pack in own for location in pack.chunks] == digests[2:]
+
+
 def test_what_is_not_committed_is_not_relied_on(chunks):
     content = os.urandom(1000)
     with chunks.writer(chunks.catalog.open_session(60)) as sink:
@@ -228,13 +251,13 @@ def test_windows_grow(chunks, monkeypatch):
     monkeypatch.setattr(writer, "_WINDOW_BYTES", 350)
     asked: list[int] = []
     with chunks.writer(chunks.catalog.open_session(60)) as sink:
-        digests = sink.digests
+        pin = sink._claims.pin
 
-        def watched(pieces):
-            asked.append(sum(len(piece.data) for piece in pieces))
-            return digests(pieces)
+        def watched(_, digests):
+            asked.append(50 * len(digests))
+            return pin(digests)
 
-        monkeypatch.setattr(sink, "digests", watched)
+        monkeypatch.setattr(type(sink._claims), "pin", watched)
         sink.write(Piece(memoryview(b"%050d" % number), copied=False) for number in range(30))
         sink.finish()
     assert asked == [100, 200, 350, 350, 350, 150]
