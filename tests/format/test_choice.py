@@ -55,6 +55,14 @@ def test_trained_floats_are_planes():
         assert check(raw_of(trained(100_000)), FLOATS, raw_of(trained(100_000, 1)), level) == PLANES.number
 
 
+@pytest.mark.parametrize(("moved", "auto"), [(0.003, PLANES), (0.001, DELTA)])
+def test_only_the_best_level_rests_on_another_chunk_for_less_than_a_tenth(moved, auto):
+    before = trained(200_000)
+    now = raw_of(before + np.random.default_rng(1).normal(0, moved, len(before)).astype("<f4"))
+    assert check(now, FLOATS, raw_of(before), "best") == DELTA.number
+    assert check(now, FLOATS, raw_of(before), "auto") == auto.number
+
+
 @pytest.mark.parametrize("count", [10_003, 500_000])
 def test_the_best_level_codes_mantissas_too(count):
     uniform = np.random.default_rng(0).uniform(-0.7, 0.7, count).astype("<f4")

@@ -14,7 +14,8 @@ from ckptstore.format.codecs.zstd import Zstd
 _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
 _MUCH = 0.7
-_RELIANCE = 0.9  # reading another chunk before takes as long again
+_RELIANCE = {"auto": 0.9, "best": 0.98}
+"""What a difference may be of what the chunk is alone: another one must be read before, which takes as long again."""
 
 
 class Candidate(NamedTuple):
@@ -39,6 +40,6 @@ def _candidates(raw: memoryview, form: Form, base: memoryview | None, level: Eff
         return
     for plan in planes.plans(raw, form, thorough=level == "best"):
         yield Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw))
-    if base is not None and len(base) == len(raw) and level != "fast":
+    if base is not None and len(base) == len(raw) and level in _RELIANCE:
         change = delta.plan(raw, form, base)
-        yield Candidate(delta.number, change.share / _RELIANCE, partial(delta.encode_as, change, raw, base))
+        yield Candidate(delta.number, change.share / _RELIANCE[level], partial(delta.encode_as, change, raw, base))
