@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+LEAST = 1 << 20
+"""Smaller arrays are not worth looking at."""
 _EVERY = 1 << 20
 _LOOK = 64
 
@@ -18,8 +20,8 @@ class Glances:
         self._seen: dict[str, int] = {}
 
     def steady(self, arrays: Mapping[str, memoryview]) -> set[str]:
-        """The names of large arrays that look as they did at the last call; what is small is not worth looking at."""
-        seen = {name: _look(data) for name, data in arrays.items() if len(data) >= _EVERY}
+        """The names of those that look as they did at the last call."""
+        seen = {name: _look(data) for name, data in arrays.items() if len(data) >= LEAST}
         before, self._seen = self._seen, seen
         return {name for name, look in seen.items() if before.get(name) == look}
 

@@ -83,7 +83,7 @@ class _Job:
     @property
     def paired(self) -> bool:
         """Whether it is a difference that can be decoded together with the one chunk that it rests on."""
-        difference = self.location.codec == DELTA and len(self.bases) == 1
+        difference = self.location.codec == DELTA and len(self.location.bases) == len(self.bases) == 1
         return difference and self.wish.out is not None and self.wish.relay is None
 
     @cached_property
@@ -253,9 +253,12 @@ class _Run:
     def _deliver_pair(self, job: _Job, stored: memoryview, below: memoryview) -> None:
         assert job.wish.out is not None
         (base,) = job.bases
-        with _told(job.location, job.wish.label):
+        try:
             payload, base_payload = self.payloads.opened(job.location, stored), self.payloads.opened(base, below)
             self.payloads.decode_with(job.location, payload, job.wish.out, Encoded(base.codec, base_payload))
+        except CorruptData:  # one after the other, they tell which of them is damaged
+            _, raw = self._decoded(base, below, None, {}, job.wish.label)
+            self._deliver(job, stored, {base.digest: raw})
 
     def _decoded(
         self,

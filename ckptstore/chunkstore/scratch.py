@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # not needed by who opens a store and reads nothing
+    import numpy as np
+    import numpy.typing as npt
 
 
 class Scratch:
@@ -21,6 +23,8 @@ class Scratch:
     @contextmanager
     def lent(self, size: int) -> Iterator[Callable[[int], memoryview]]:
         """What gives out parts of `size` bytes, which nobody else uses until the context ends."""
+        import numpy as np
+
         try:
             buffer = self._free.pop()  # atomic, where looking first would not be
         except IndexError:

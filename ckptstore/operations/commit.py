@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ckptstore.catalog.base import CommitRecord, NewCommit
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
-from ckptstore.chunkstore.glances import Glances
+from ckptstore.chunkstore.glances import LEAST, Glances
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import SessionFenced, StepExists
 from ckptstore.format import version
@@ -143,7 +143,7 @@ def _likely_new_first(planned: dict[str, _Planned], glances: Glances) -> dict[st
     here = {
         path: plain_bytes(leaf.tensor)
         for path, leaf in leaves.items()
-        if isinstance(leaf, TensorLeaf) and not isinstance(leaf, DeviceLeaf)
+        if isinstance(leaf, TensorLeaf) and not isinstance(leaf, DeviceLeaf) and leaf.nbytes >= LEAST
     }
     steady = glances.steady({path: data for path, data in here.items() if data is not None})
     told = {path: dataclasses.replace(item, steady=path in steady) for path, item in planned.items()}

@@ -172,7 +172,7 @@ class JustInTime:
         self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in owners]
 
     def prepare(self) -> None:
-        """Fault in the memory that copies may need: the last leaves' first, since the first are read soon."""
+        """Fault in the memory that copies may need: that of the last leaves first, which are mostly read last."""
         for lender in reversed(self._all()):
             lender.prepare()
 

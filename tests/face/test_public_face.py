@@ -250,6 +250,12 @@ def test_errors_import_nothing_either():
     assert not _imported("ckptstore.StepNotFound, ckptstore.CkptStoreError")[1] & {"torch", "sqlalchemy", "numpy"}
 
 
+def test_what_reads_no_chunks_imports_no_numpy(tmp_path, store):
+    store.commit({"w": 1}, step=0)
+    _, modules = _imported("with ckptstore.open(sys.argv[1]) as store: store.log(), store.steps()", tmp_path / "store")
+    assert not modules & {"torch", "numpy"}
+
+
 def test_what_needs_no_tensors_imports_no_torch(tmp_path, store):
     store.commit({"w": 1, "v": list(range(3000))}, step=0)
     store.commit({"w": 2, "v": list(range(3000))}, step=1)

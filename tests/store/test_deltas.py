@@ -14,7 +14,7 @@ import torch
 
 import ckptstore
 from ckptstore.catalog.catalog import open_catalog
-from ckptstore.errors import BudgetTooSmall, InvalidArgument, MissingData, StoreTooNew
+from ckptstore.errors import BudgetTooSmall, CorruptData, InvalidArgument, MissingData, StoreTooNew
 from ckptstore.format import version
 from ckptstore.format.packs import pack_key
 from ckptstore.store import Store
@@ -389,6 +389,8 @@ def test_a_flipped_bit_of_what_is_rested_on(place):
     data[frame.offset + 100] ^= 1
     bad.write_bytes(data)
     with opened(place) as store:
+        with pytest.raises(CorruptData, match=f"a chunk in pack {bad.stem} at offset {frame.offset} is damaged"):
+            store.checkout(3)
         problems = store.verify().problems
         assert {problem.object for problem in problems} == {pack_key(bad.stem)}
         (name,) = {leaf.split()[1] for problem in problems for leaf in problem.affected}
