@@ -1,44 +1,44 @@
-"""Memory that one batch of chunks after another is read into: fresh memory costs more than decoding what is in it.
-
-It is numpy's, which asks the system for huge pages.
-"""
+"""Memory that one batch of chunks after another is read into: fresh memory costs more than decoding what is in it."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # not needed by who opens a store and reads nothing
-    import numpy as np
-    import numpy.typing as npt
+from contextlib import contextmanager, suppress
 
 
 class Scratch:
     """As many buffers as were in use at once, each as large as what was most in it."""
 
     def __init__(self) -> None:
-        self._free: list[npt.NDArray[np.uint8]] = []
+        self._free: list[mmap.mmap] = []
 
     @contextmanager
     def lent(self, size: int) -> Iterator[Callable[[int], memoryview]]:
         """What gives out parts of `size` bytes, which nobody else uses until the context ends."""
-        import numpy as np
-
         try:
             buffer = self._free.pop()  # atomic, where looking first would not be
         except IndexError:
-            buffer = np.empty(size, np.uint8)
+            buffer = _fresh(size)
         if len(buffer) < size:
-            buffer = np.empty(size, np.uint8)
+            buffer = _fresh(size)
         end = 0
 
         def take(count: int) -> memoryview:
             nonlocal end
             end += count
-            return buffer[end - count : end].data
+            return memoryview(buffer)[end - count : end]
 
         try:
             yield take
         finally:
             self._free.append(buffer)
+
+
+def _fresh(size: int) -> mmap.mmap:
+    """In huge pages, where the system has them: it takes their time once, and not for every 4 KiB."""
+    memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
