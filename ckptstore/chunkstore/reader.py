@@ -224,14 +224,17 @@ class _Run:
             if job.paired and uses[job.bases[0].digest] == 1 and job.bases[0].digest in stored:
                 self._deliver_pair(job, payload, stored.pop(job.bases[0].digest))
             else:
-                for base in job.bases:
-                    if base.digest not in known:
-                        below = stored.pop(base.digest)
-                        _, known[base.digest] = self._decoded(base, below, None, known, job.wish.label, checked=False)
+                self._decode_bases(job, stored, known)
                 self._deliver(job, payload, known)
             if job.wish.out is not None:
                 known[job.location.digest] = job.wish.out
             self.advance(job.wish.size)
+
+    def _decode_bases(self, job: _Job, stored: dict[bytes, memoryview], known: dict[bytes, memoryview]) -> None:
+        for base in job.bases:
+            if base.digest not in known:
+                below = stored.pop(base.digest)
+                _, known[base.digest] = self._decoded(base, below, None, known, job.wish.label, checked=False)
 
     def _read(self, places: list[tuple[str, RangeRead]], label: str) -> None:
         for pack, of_pack in groupby(sorted(places, key=lambda place: place[0]), key=lambda place: place[0]):

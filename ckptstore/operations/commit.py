@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,14 +76,11 @@ def _write(chunks: ChunkStore, writer: ChunkWriter, flat: Flat, draft: Draft) ->
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A leaf on its way: its entry as yet without digests, the grid of its chunks if it has some, and whether it looks
-    as it did before.
-    """
+    """A leaf on its way: its entry as yet without digests, and the grid of its chunks if it has some."""
 
     leaf: TensorLeaf | bytes
     entry: Entry
     grid: Grid | None
-    steady: bool = False
 
     def numbers(self, missing: Sequence[int]) -> Sequence[int]:
         """Of its pieces, which on a device are those of the chunks that are missing in the store."""
@@ -92,7 +88,9 @@ class _Planned:
             return missing
         return range(len(self.grid)) if self.grid is not None else ()
 
-    def pieces(self, base: Callable[[Entry, int], bytes], arriving: Iterable[Arrival]) -> Iterator[Piece]:
+    def pieces(
+        self, base: Callable[[Entry, int], bytes], arriving: Iterable[Arrival], *, likely_new: bool
+    ) -> Iterator[Piece]:
         """Its chunks, those from a device as they arrive; `base` knows what they may rest on."""
         if self.grid is None:
             return
@@ -109,7 +107,7 @@ class _Planned:
                 yield Piece(leaf.box(*self.grid.box(number)), True, form, partial(base, self.entry, number))
             else:
                 data, loan = self._borrowed(plain, at, at + size)
-                yield Piece(data, False, form, partial(base, self.entry, number), loan, not self.steady)
+                yield Piece(data, False, form, partial(base, self.entry, number), loan, likely_new)
             at += size
 
     def _borrowed(self, plain: memoryview, start: int, stop: int) -> tuple[memoryview, Loan | None]:
@@ -121,14 +119,18 @@ class _Planned:
 def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: Lineage) -> Manifest:
     repeated = {path: group[0] for group in flat.aliases for path in group[1:]}
     division = chunks.config.division
-    planned = {path: _plan(leaf, division) for path, leaf in flat.leaves.items() if path not in repeated}
-    planned = _likely_new_first(planned, chunks.glances)
+    steady = _steady(flat, chunks.glances)
+    likely_new_first = sorted(flat.leaves, key=steady.__contains__)
+    planned = {path: _plan(flat.leaves[path], division) for path in likely_new_first if path not in repeated}
     recipes = find_recipes(flat) if chunks.compression == "best" else []
     trained = Trained(recipes, {path: item.entry for path, item in planned.items()}, lineage)
     arrivals = Arrivals(writer, _on_devices(planned))
     order = trained.order({path: item.numbers(arrivals.missing(path)) for path, item in planned.items()})
     arrivals.begin(order)
-    pieces = {path: item.pieces(partial(lineage.base, path), arrivals.of(path)) for path, item in planned.items()}
+    pieces = {
+        path: item.pieces(partial(lineage.base, path), arrivals.of(path), likely_new=path not in steady)
+        for path, item in planned.items()
+    }
     written = writer.write(trained.related(path, number, next(pieces[path])) for path, number in order)
     held: dict[str, list[bytes]] = {path: [] for path in planned}
     for (path, _), digest in zip(order, written, strict=True):
@@ -138,16 +140,14 @@ def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: 
     return Manifest({path: made[repeated.get(path, path)] for path in flat.leaves}, flat.containers, flat.aliases)
 
 
-def _likely_new_first(planned: dict[str, _Planned], glances: Glances) -> dict[str, _Planned]:
-    leaves = {path: item.leaf for path, item in planned.items()}
-    here = {
+def _steady(flat: Flat, glances: Glances) -> set[str]:
+    """The leaves here that look as they did at the last commit."""
+    large = {
         path: plain_bytes(leaf.tensor)
-        for path, leaf in leaves.items()
+        for path, leaf in flat.leaves.items()
         if isinstance(leaf, TensorLeaf) and not isinstance(leaf, DeviceLeaf) and leaf.nbytes >= LEAST
     }
-    steady = glances.steady({path: data for path, data in here.items() if data is not None})
-    told = {path: dataclasses.replace(item, steady=path in steady) for path, item in planned.items()}
-    return dict(sorted(told.items(), key=lambda item: item[1].steady))
+    return glances.steady({path: data for path, data in large.items() if data is not None})
 
 
 def _on_devices(planned: Mapping[str, _Planned]) -> dict[str, tuple[DeviceLeaf, Grid]]:

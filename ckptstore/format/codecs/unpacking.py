@@ -13,6 +13,7 @@ from ckptstore.format.codecs.squeezing import WHOLE, per_byte, symbols_of
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words, words_of
 
+_NONE = np.empty(0, np.uint8)
 Below = Callable[[Block, Words, Tools], None]
 """Fills the words of a block with those that differences are from, before these are added."""
 
@@ -75,6 +76,3 @@ def _told(coded: memoryview, others: memoryview, count: int, tools: Tools) -> tu
     if len(coded) or len(others):
         raise CorruptData("a plane tells of others, but not of where they are")
     return _NONE, _NONE
-
-
-_NONE = np.empty(0, np.uint8)
