@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.format.codecs import RAW, ZSTD, Effort, Form, codec_numbered, encode
+from ckptstore.format.codecs import RAW, ZSTD, Effort, Encoded, Form, codec_numbered, encode
+from ckptstore.format.codecs.delta import Delta
 
 PLANES, DELTA = codec_numbered(2), codec_numbered(3)
 LEVELS: list[Effort] = ["none", "light", "fast", "auto", "best"]
@@ -61,6 +62,17 @@ def test_only_the_best_level_rests_on_another_chunk_for_less_than_a_tenth(moved,
     now = raw_of(before + np.random.default_rng(1).normal(0, moved, len(before)).astype("<f4"))
     assert check(now, FLOATS, raw_of(before), "best") == DELTA.number
     assert check(now, FLOATS, raw_of(before), "auto") == auto.number
+
+
+@pytest.mark.parametrize("count", [20_000, 300_001])
+def test_a_difference_is_decoded_with_a_base_however_that_is_encoded(count):
+    base = trained(count)
+    raw, before = raw_of(base + trained(count, 1) * np.float32(0.001)), raw_of(base)
+    payload = memoryview(DELTA.encode(raw, FLOATS, [before]))
+    for codec, form in [(PLANES, FLOATS), (PLANES, Form(2)), (ZSTD, FLOATS), (RAW, FLOATS)]:
+        out = memoryview(bytearray(len(raw)))
+        Delta().decode_with(payload, out, Encoded(codec.number, codec.encode(before, form)))
+        assert out == raw
 
 
 @pytest.mark.parametrize("count", [10_003, 500_000])

@@ -154,9 +154,10 @@ def test_an_unknown_codec_is_of_a_newer_version():
 
 @pytest.mark.parametrize("name", ["xxh3_128", "sha256", "blake3"])
 @pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "keyed"])
-@given(data=st.binary(max_size=600) | st.integers(0, 1 << 20).map(lambda size: b"x" * size))
-def test_a_digest_that_tells_the_checksum_tells_the_right_one(name, key, data):
+def test_a_digest_that_tells_the_checksum_tells_the_right_one(name, key):
     digest = digest_named(name, key)
-    told = digest.checksum(digest.compute(data), len(data))
-    assert told in {None, checksum(data)}
-    assert (told is not None) == (name == "xxh3_128" and key is None and len(data) > 240)
+    for size in (*range(400), 1 << 20):
+        data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        told = digest.checksum(digest.compute(data), size)
+        assert told in {None, checksum(data)}
+        assert (told is not None) == (name == "xxh3_128" and key is None and size > 240)

@@ -383,10 +383,11 @@ def test_what_rests_on_a_damaged_chunk_is_told_of(place):
             store.gc(grace=0)
 
 
-def test_a_flipped_bit_of_what_is_rested_on(place):
+@pytest.mark.parametrize("place_of", [lambda frame: 100, lambda frame: frame.length - 1], ids=["code", "mantissa"])
+def test_a_flipped_bit_of_what_is_rested_on(place, place_of):
     bad, frame = base_pack(place), frames(place)[0]
     data = bytearray(bad.read_bytes())
-    data[frame.offset + 100] ^= 1
+    data[frame.offset + place_of(frame)] ^= 1
     bad.write_bytes(data)
     with opened(place) as store:
         with pytest.raises(CorruptData, match=f"a chunk in pack {bad.stem} at offset {frame.offset} is damaged"):
