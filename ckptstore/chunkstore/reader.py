@@ -27,7 +27,8 @@ _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 1024
 _BLOCK_BYTES = 1 << 20
 _BLOCKS_HELD = 4.25
-"""Codecs of numbers work on a block at a time, or on a smaller chunk, and hold this many beside payload and chunk."""
+_DECODED = 8 << 20
+"""Codecs of numbers decode parts of so many bytes together, and work on a block at a time, of which they hold several."""
 DEFAULT_BUDGET = 128 << 20
 """Bytes that a fetch may hold beyond its destinations."""
 
@@ -192,7 +193,8 @@ def _batches(jobs: list[_Job], scratch: int) -> Iterator[list[_Job]]:
 def _decoding_bytes(job: _Job) -> int:
     """Bytes that a codec holds beside while it decodes; one job of a batch does so at a time."""
     encoded = [place.raw_length for place in job.places if place.codec not in {RAW.number, ZSTD.number}]
-    return int(_BLOCKS_HELD * min(max(encoded, default=0), _BLOCK_BYTES))
+    largest = max(encoded, default=0)
+    return min(largest, _DECODED) + int(_BLOCKS_HELD * min(largest, _BLOCK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

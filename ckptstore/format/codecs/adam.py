@@ -19,7 +19,7 @@ from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Ro
 from ckptstore.format.codecs.adam_steps import Step
 from ckptstore.format.codecs.base import BYTES, Form, NoGain
 from ckptstore.format.codecs.delta import differences
-from ckptstore.format.codecs.planar import Block, Plan, pack
+from ckptstore.format.codecs.planar import Block, Plan, blocks_of, pack
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.unpacking import Unpacking
@@ -70,7 +70,10 @@ class Adam:
         unpacking = Unpacking(missed, out)
         if unpacking.width != prediction.number.width:
             raise CorruptData("an adam payload holds differences of another width than its numbers")
-        unpacking.run(lambda where, words, _: np.copyto(words, _predicted(prediction, bases, where)))
+        words, _ = words_of(out, unpacking.width)
+        for where in blocks_of(len(words)):
+            words[where] = _predicted(prediction, bases, where)
+        unpacking.run(onto=True)
 
 
 def _opened(payload: memoryview) -> tuple[Prediction, memoryview]:

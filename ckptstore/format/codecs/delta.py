@@ -11,7 +11,7 @@ import numpy as np
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import codec_numbered
-from ckptstore.format.codecs.base import BYTES, DELTA, PLANES, Buffer, Encoded, Form
+from ckptstore.format.codecs.base import BYTES, DELTA, Buffer, Encoded, Form
 from ckptstore.format.codecs.cutting import Cut
 from ckptstore.format.codecs.planar import Block, Plan, pack
 from ckptstore.format.codecs.planes import width_of
@@ -51,22 +51,13 @@ class Delta:
         """Join the planes and add them to the base. Raises CorruptData also for other bases."""
         if [len(base) for base in bases] != [len(out)]:
             raise CorruptData(f"a difference of {len(out)} bytes needs one base of as many")
-        change = Unpacking(payload, out)
-        before, _ = words_of(bases[0], change.width)
-        change.run(lambda where, words, _: np.copyto(words, before[where]))
+        out[:] = bases[0]
+        Unpacking(payload, out).run(onto=True)
 
     def decode_with(self, payload: memoryview, out: memoryview, base: Encoded) -> None:
-        """`decode` with a base that is encoded itself, and rests on nothing.
-
-        Block by block, while each is in a core's cache: the base is never there as a whole.
-        """
-        change = Unpacking(payload, out)
-        below = Unpacking(memoryview(base.payload), out) if base.codec == PLANES else None
-        if below is not None and below.width == change.width:
-            change.run(below.fill)
-        else:
-            codec_numbered(base.codec).decode(memoryview(base.payload), out)
-            change.run(lambda where, words, tools: None)
+        """`decode` with a base that is encoded itself, and rests on nothing: there is no memory for it beside `out`."""
+        codec_numbered(base.codec).decode(memoryview(base.payload), out)
+        Unpacking(payload, out).run(onto=True)
 
 
 def differences(width: int) -> Cut:

@@ -7,6 +7,7 @@ numpy casts within an operation more slowly than before it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,10 @@ import numpy.typing as npt
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.squeezing import FAR, HOPS, POWERS, STEPS, WHOLE, per_byte
 from ckptstore.format.codecs.words import Plane, Words, signed
+
+if TYPE_CHECKING:
+    from ckptstore.format.codecs.parts import Parts
+    from ckptstore.format.codecs.planar import Plan
 
 Places = npt.NDArray[np.intp]
 Array = Callable[[int, int, str], Words]
@@ -37,6 +42,13 @@ class Loops:
             words = np.add(words, 1 << 4 * width - 1, out=spare)
         np.right_shift(words, 4 * width, out=spare)
         np.copyto(high, spare, casting="unsafe")
+
+    def unpack(self, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
+        """Fill words, or add to them, from the parts of all their blocks; whether there is a loop that does it all.
+
+        Raises CorruptData when gaps lead out of a plane.
+        """
+        return False
 
     def join(self, high: Words, low: Words, words: Words, *, balanced: bool, onto: bool = False) -> None:
         """The inverse of `halve`, or that added to `words`."""

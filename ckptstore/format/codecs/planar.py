@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 
@@ -137,17 +137,17 @@ def _possible(cut: Cut, ways: tuple[Way, ...]) -> bool:
     return known and len(ways) == len(cut.sizes) and not (cut.kept and ways[-1].bits != WHOLE)
 
 
-def parts_of(payload: memoryview, plan: Plan, count: int, tail: int) -> Iterator[memoryview]:
-    """Every part of every block, and the tail. Raises CorruptData."""
+def borders_of(payload: memoryview, plan: Plan, count: int, tail: int) -> list[int]:
+    """Where every part of every block begins, and then the tail. Raises CorruptData."""
     number, head = _parts_of(plan.ways) * len(blocks_of(count)), len(_head(plan))
     begin = head + number * LENGTH.itemsize
     if len(payload) < begin + tail:
         raise CorruptData("a payload of planes is cut short")
-    lengths = [int(length) for length in np.frombuffer(payload, LENGTH, number, head)]
-    borders = list(accumulate([*lengths, tail], initial=begin))
-    if borders[-1] != len(payload):
-        raise CorruptData(f"a payload of planes has {len(payload)} bytes instead of {borders[-1]}")
-    return (payload[start:stop] for start, stop in pairwise(borders))
+    lengths = np.frombuffer(payload, LENGTH, number, head).tolist()
+    borders = list(accumulate(lengths, initial=begin))
+    if borders[-1] + tail != len(payload):
+        raise CorruptData(f"a payload of planes has {len(payload)} bytes instead of {borders[-1] + tail}")
+    return borders
 
 
 def _parts_of(ways: Sequence[Way]) -> int:

@@ -1,21 +1,18 @@
-"""Payloads of planes on their way back to words, block by block."""
+"""Payloads of planes on their way back to words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import numpy as np
-
-from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.cutting import Cutter
-from ckptstore.format.codecs.planar import LENGTH, Block, Way, blocks_of, parts_of, plan_of
-from ckptstore.format.codecs.squeezing import WHOLE, per_byte, symbols_of
+from ckptstore.format.codecs.parts import PartReader, Parts
+from ckptstore.format.codecs.planar import Block, Plan, Way, blocks_of, borders_of, plan_of
+from ckptstore.format.codecs.squeezing import WHOLE, per_byte
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words, words_of
 
-_NONE = np.empty(0, np.uint8)
-Below = Callable[[Block, Words, Tools], None]
-"""Fills the words of a block with those that differences are from, before these are added."""
+AT_ONCE = 8
+"""Blocks whose parts are decoded together: so few hold little memory, so many do not wait for Python's lock often."""
 
 
 class Unpacking:
@@ -24,55 +21,41 @@ class Unpacking:
     def __init__(self, payload: memoryview, out: memoryview) -> None:
         self._plan = plan_of(payload)
         self._words, self._tail = words_of(out, self.width)
-        self._parts = parts_of(payload, self._plan, len(self._words), len(self._tail))
+        borders = borders_of(payload, self._plan, len(self._words), len(self._tail))
+        self._reader = PartReader(payload, self._plan, borders)
+        self._end = payload[borders[-1] :]
 
     @property
     def width(self) -> int:
         """Bytes of a word."""
         return self._plan.cut.width
 
-    def run(self, below: Below | None = None) -> None:
-        """Fill everything; with `below` the words are differences."""
+    def run(self, *, onto: bool = False) -> None:
+        """Fill everything; with `onto` the words are differences, and added to what is there."""
+        blocks = blocks_of(len(self._words))
         with borrowed() as tools:
-            for where in blocks_of(len(self._words)):
-                if below is not None:
-                    below(where, self._words[where], tools)
-                self.fill(where, self._words[where], tools, onto=below is not None)
-        self._tail[:] = next(self._parts)
-
-    def fill(self, where: Block, words: Words, tools: Tools, *, onto: bool = False) -> None:
-        """Fill the words of the next block, or add to them."""
-        planes = _decoded(self._plan.ways, self._plan.cut.sizes, self._parts, len(words), tools)
-        Cutter(self._plan.cut, tools).join(planes, words, onto=onto)
+            for first in range(0, len(blocks), AT_ONCE):
+                some = blocks[first : first + AT_ONCE]
+                words = self._words[some[0].start : some[-1].stop]
+                parts = self._reader.read(some, tools)
+                if not tools.loops.unpack(self._plan, parts, words, onto=onto):
+                    _unpack(self._plan, parts, words, tools, onto=onto)
+        self._tail[:] = self._end
 
 
-def _decoded(
-    ways: tuple[Way, ...], widths: list[int], parts: Iterator[memoryview], count: int, tools: Tools
-) -> list[Plane]:
-    planes = []
-    for place, (way, width) in enumerate(zip(ways, widths, strict=True)):
-        if way.bits == WHOLE:
-            planes.append(tools.decoder.decode(next(parts), width * count))
-        else:
-            planes.append(_spread(way, parts, count, tools, f"plane {place}"))
-    return planes
+def _unpack(plan: Plan, parts: Parts, words: Words, tools: Tools, *, onto: bool) -> None:
+    for number, where in enumerate(blocks_of(len(words))):
+        block = words[where]
+        Cutter(plan.cut, tools).join(list(_planes(plan, parts.of(number), len(block), tools)), block, onto=onto)
 
 
-def _spread(way: Way, parts: Iterator[memoryview], count: int, tools: Tools, use: str) -> Plane:
-    symbols = symbols_of(count, way.bits)
-    common = tools.decoder.decode(next(parts), symbols)
-    padded = tools.array(1, max(count, symbols * per_byte(way.bits)), use)
-    tools.loops.spread(common, way.bits, way.offset, *_told(next(parts), next(parts), count, tools), padded, count)
+def _planes(plan: Plan, parts: Iterator[Plane], count: int, tools: Tools) -> Iterator[Plane]:
+    for place, way in enumerate(plan.ways):
+        yield next(parts) if way.bits == WHOLE else _spread(way, parts, count, tools, f"plane {place}")
+
+
+def _spread(way: Way, parts: Iterator[Plane], count: int, tools: Tools, use: str) -> Plane:
+    common, gaps, others = (next(parts) for _ in range(3))
+    padded = tools.array(1, max(count, len(common) * per_byte(way.bits)), use)
+    tools.loops.spread(common, way.bits, way.offset, gaps, others, padded, count)
     return padded[:count]
-
-
-def _told(coded: memoryview, others: memoryview, count: int, tools: Tools) -> tuple[Plane, Plane]:
-    """Gaps and others."""
-    if len(coded) > LENGTH.itemsize:
-        number = int.from_bytes(coded[: LENGTH.itemsize], "little")
-        if number > count:
-            raise CorruptData(f"a plane of {count} bytes tells of {number} others")
-        return tools.decoder.decode(coded[LENGTH.itemsize :], number), tools.decoder.decode(others, number)
-    if len(coded) or len(others):
-        raise CorruptData("a plane tells of others, but not of where they are")
-    return _NONE, _NONE

@@ -1,0 +1,246 @@
+"""Parts joined to words by one compiled call for many blocks, each while it is in a core's cache."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from ckptstore.format.codecs.compiling import Loop, compiled, given, helping, kind, read
+from ckptstore.format.codecs.cutting import EXPONENT, WHOLE_BYTES, Cut
+from ckptstore.format.codecs.parts import ALIKE, DECODED, Parts
+from ckptstore.format.codecs.planar import Plan
+from ckptstore.format.codecs.squeezing import STEPS, WHOLE, per_byte
+from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
+
+Table = npt.NDArray[np.int64]
+
+_BYTE, _WORD = np.uint8, np.uint16
+_SPLITS = (3, 7, WHOLE_BYTES)
+_COMMON, _GAPS, _OTHERS, _ROWS = range(8, 12)
+"""The rows of memory behind those of the planes, for what a plane is squeezed to."""
+_DAMAGED = -1
+_INT, _BOOL = types.int64, types.boolean
+
+
+class _Told(NamedTuple):
+    """A plan; differences are signed, and added to what is there."""
+
+    ways: Table
+    split: int
+    center: int
+    kept: bool
+    differences: bool
+
+
+class CompiledUnpacking:
+    """For one thread at a time, since every block uses the same memory."""
+
+    def __init__(self) -> None:
+        rows, kept = np.empty((_ROWS, BLOCK_WORDS), np.uint8), np.empty(2 * BLOCK_WORDS, np.uint8)
+        self._memory = rows, kept, np.empty((2, BLOCK_WORDS), np.uint16)
+
+    def unpack(self, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
+        """Fill words, or add to them, from the parts of all their blocks; false where gaps lead out of a plane."""
+        ways, cut = np.array([(way.bits, way.offset) for way in plan.ways], np.int64), plan.cut
+        told = _Told(ways, cut.split, cut.center << EXPONENT, cut.kept, onto)
+        unpack = _unpacking(cut.width)
+        done: bool = unpack(parts.stored, parts.decoded, parts.table, told, *self._memory, words)
+        return done
+
+
+def knows(cut: Cut, *, onto: bool) -> bool:
+    """Whether such words can be joined here: not those of eight bytes, which are rare, nor what nobody writes."""
+    return cut.width < 8 and cut.split in _SPLITS and (cut.width == 1 or cut.signed == onto)
+
+
+@cache
+def _unpacking(width: int) -> Loop:
+    make = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width]
+    return compiled(make(), types.boolean(*_sources(3), *_memory(), given(width)))
+
+
+def _of_bytes() -> Loop:
+    plane = _plane()
+
+    def unpack(
+        stored: Plane, decoded: Plane, table: Table, told: _Told, rows: Plane, kept: Plane, halves: Words, words: Words
+    ) -> bool:
+        for block in range(table.shape[0]):
+            out = words[block * BLOCK_WORDS : (block + 1) * BLOCK_WORDS]
+            found = plane(stored, decoded, table[block], told, rows, 0, 0, out.size)
+            if found.size != out.size:
+                return False
+            for place in range(out.size):
+                out[place] = _BYTE(out[place] + found[place]) if told.differences else found[place]
+        return True
+
+    return unpack
+
+
+def _of_twos() -> Loop:
+    pair = _pair()
+
+    def unpack(
+        stored: Plane, decoded: Plane, table: Table, told: _Told, rows: Plane, kept: Plane, halves: Words, words: Words
+    ) -> bool:
+        for block in range(table.shape[0]):
+            out = words[block * BLOCK_WORDS : (block + 1) * BLOCK_WORDS]
+            joined = halves[0][: out.size] if told.differences else out
+            if pair(stored, decoded, table[block], told, rows, 0, 0, told.split, joined) == _DAMAGED:
+                return False
+            if told.differences:
+                for place in range(out.size):
+                    out[place] = _WORD(out[place] + joined[place])
+        return True
+
+    return unpack
+
+
+def _of_fours() -> Loop:
+    pair, part, plain, add = _pair(), _part(), _join(4, signed=False), _join(4, signed=True, onto=True)
+
+    def unpack(
+        stored: Plane, decoded: Plane, table: Table, told: _Told, rows: Plane, kept: Plane, halves: Words, words: Words
+    ) -> bool:
+        for block in range(table.shape[0]):
+            out = words[block * BLOCK_WORDS : (block + 1) * BLOCK_WORDS]
+            row, first = table[block], 0
+            for half in range(1 if told.kept else 2):
+                split = WHOLE_BYTES if half else told.split
+                first = pair(stored, decoded, row, told, rows, 2 * half, first, split, halves[half][: out.size])
+                if first == _DAMAGED:
+                    return False
+            high, low = halves[0][: out.size], halves[1][: out.size]
+            lower = part(stored, decoded, kept, row[first]).view(np.uint16) if told.kept else low
+            if told.differences:
+                add(high, lower, out)
+            else:
+                plain(high, lower, out)
+        return True
+
+    return unpack
+
+
+@cache
+def _pair() -> Loop:
+    """Fills words of two bytes from the planes from `place` on; tells which part is next."""
+    plane, plain, signed = _plane(), _join(2, signed=False), _join(2, signed=True)
+    narrow, wide = (_fit(split) for split in _SPLITS[:2])
+
+    def pair(
+        stored: Plane, decoded: Plane, row: Table, told: _Told, rows: Plane, place: int, first: int, split: int, out: Words
+    ) -> int:
+        high = low = decoded[:0]
+        for number in range(2):
+            high, low = low, plane(stored, decoded, row, told, rows, place + number, first, out.size)
+            first += 1 if told.ways[place + number][0] == WHOLE else 3
+            if low.size != out.size:
+                return _DAMAGED
+        if split == _SPLITS[0]:
+            narrow(high, low, _WORD(told.center), out)
+        elif split == _SPLITS[1]:
+            wide(high, low, _WORD(told.center), out)
+        elif told.differences:
+            signed(high, low, out)
+        else:
+            plain(high, low, out)
+        return first
+
+    return helping(pair, _INT(*_sources(2), given(1, 2), _INT, _INT, _INT, given(2)))
+
+
+@cache
+def _plane() -> Loop:
+    """A plane of `count` bytes, and none when it is damaged."""
+    part, twos, fours = _part(), _spread(2), _spread(4)
+
+    def plane(
+        stored: Plane, decoded: Plane, row: Table, told: _Told, rows: Plane, place: int, first: int, count: int
+    ) -> Plane:
+        bits, offset, out = told.ways[place][0], _BYTE(told.ways[place][1]), rows[place]
+        if bits == WHOLE:
+            return part(stored, decoded, out, row[first])
+        common = part(stored, decoded, rows[_COMMON], row[first])
+        gaps = part(stored, decoded, rows[_GAPS], row[first + 1])
+        others = part(stored, decoded, rows[_OTHERS], row[first + 2])
+        if bits == 4:
+            fours(common, offset, out)
+        elif bits == 2:
+            twos(common, offset, out)
+        else:
+            out[:count] = offset
+        last = 0
+        for number in range(gaps.size):
+            last += STEPS[gaps[number]]
+            if last >= count:
+                return out[:0]
+            out[last] = others[number]
+        return out[:count]
+
+    return helping(plane, read(1)(*_sources(2), given(1, 2), _INT, _INT, _INT))
+
+
+@cache
+def _part() -> Loop:
+    def part(stored: Plane, decoded: Plane, fresh: Plane, where: Table) -> Plane:
+        source, start, size = where[0], where[1], where[2]
+        if source == ALIKE:
+            fresh[:size] = start
+            return fresh[:size]
+        return decoded[start : start + size] if source == DECODED else stored[start : start + size]
+
+    return helping(part, read(1)(read(1), read(1), given(1), types.Array(_INT, 1, "C")))
+
+
+@cache
+def _spread(bits: int) -> Loop:
+    mask, places = _BYTE((1 << bits) - 1), per_byte(bits)
+
+    def spread(common: Plane, offset: int, out: Plane) -> None:
+        for place in range(places):
+            part = out[place * common.size : (place + 1) * common.size]
+            for at in range(common.size):
+                part[at] = _BYTE(_BYTE(common[at] >> _BYTE(bits * place)) & mask) + offset
+
+    return helping(spread, types.void(read(1), kind(1), given(1)))
+
+
+@cache
+def _join(width: int, *, signed: bool, onto: bool = False) -> Loop:
+    word, shift = word_type(width).type, 4 * width
+    half = np.dtype(f"{'i' if signed else 'u'}{width // 2}").type
+
+    def join(high: Words, low: Words, words: Words) -> None:
+        for place in range(words.size):
+            joined = word(word(word(high[place]) << shift) + word(half(low[place])))
+            words[place] = joined + words[place] if onto else joined
+
+    return helping(join, types.void(read(width // 2), read(width // 2), given(width)))
+
+
+@cache
+def _fit(split: int) -> Loop:
+    behind, before = _WORD((1 << split) - 1), _WORD(0x100 - (1 << split))
+
+    def fit(byte: Plane, others: Plane, center: int, words: Words) -> None:
+        for place in range(words.size):
+            rest = _WORD(others[place])
+            upper = _WORD(_WORD(byte[place]) << split) | _WORD((rest & before) << 8)
+            words[place] = _WORD(upper | (rest & behind)) + center
+
+    return helping(fit, types.void(read(1), read(1), kind(2), given(2)))
+
+
+def _sources(dims: int) -> tuple[types.Type, ...]:
+    """Stored and decoded bytes, the table or a row of it, and a plan."""
+    told = types.NamedTuple([types.Array(_INT, 2, "C"), _INT, _INT, _BOOL, _BOOL], _Told)
+    return read(1), read(1), types.Array(_INT, dims, "C"), told
+
+
+def _memory() -> tuple[types.Type, ...]:
+    """For planes, and what a plane is squeezed to; lower halves that stay whole; halves of words."""
+    return given(1, 2), given(1), given(2, 2)
