@@ -46,50 +46,49 @@ class PartReader:
     """Reads the parts of one payload, block by block. Raises CorruptData."""
 
     def __init__(self, payload: memoryview, plan: Plan, borders: Sequence[int]) -> None:
-        self._payload, self._plan = payload, plan
-        self._spans = iter(zip(borders, borders[1:], strict=False))
+        self._payload, self._borders, self._next = payload, borders, 0
         self._stored = np.frombuffer(payload, np.uint8)
+        self._layout = [(way.bits, width) for way, width in zip(plan.ways, plan.cut.sizes, strict=True)]
+        self._frames: list[memoryview] = []
+        self._sizes: list[int] = []
+        self._rows: list[tuple[int, int, int]] = []
 
     def read(self, blocks: Sequence[Block], tools: Tools) -> Parts:
-        """All parts of the next blocks; they stay until others are read with the same tools."""
-        frames: list[memoryview] = []
-        sizes: list[int] = []
-        rows: list[tuple[int, int, int]] = []
-        at = 0
-        for start, stop, size in self._sized(blocks):
-            if stop - start == size:
-                rows.append((STORED, start, size))
-            elif stop - start == 1:
-                rows.append((ALIKE, self._payload[start], size))
-            else:
-                frames.append(self._payload[start:stop])
-                sizes.append(size)
-                rows.append((DECODED, at, size))
-                at += size
-        table = np.array(rows, np.int64).reshape(len(blocks), -1, 3)
-        return Parts(self._stored, tools.decoder.decode(frames, sizes), table)
-
-    def _sized(self, blocks: Sequence[Block]) -> Iterator[tuple[int, int, int]]:
-        """Where each part begins and ends, and how many bytes it stands for."""
+        """All parts of the next blocks."""
+        self._frames, self._sizes, self._rows = [], [], []
         for block in blocks:
             count = block.stop - block.start
-            for way, width in zip(self._plan.ways, self._plan.cut.sizes, strict=True):
-                if way.bits == WHOLE:
-                    yield *next(self._spans), width * count
+            for bits, width in self._layout:
+                if bits == WHOLE:
+                    self._add(width * count)
                 else:
-                    yield *next(self._spans), symbols_of(count, way.bits)
-                    yield from self._others(count)
+                    self._add(symbols_of(count, bits))
+                    self._add_others(count)
+        table = np.array(self._rows, np.int64).reshape(len(blocks), -1, 3)
+        return Parts(self._stored, tools.decoder.decode(self._frames, self._sizes), table)
 
-    def _others(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """Gaps and others."""
-        (start, stop), (begin, end) = next(self._spans), next(self._spans)
+    def _add(self, size: int, skipped: int = 0) -> None:
+        """The next part, which stands for so many bytes, but for the first ones of it."""
+        start, stop = self._borders[self._next] + skipped, self._borders[self._next + 1]
+        self._next += 1
+        if stop - start == size:
+            self._rows.append((STORED, start, size))
+        elif stop - start == 1:
+            self._rows.append((ALIKE, self._payload[start], size))
+        else:
+            self._rows.append((DECODED, sum(self._sizes), size))
+            self._sizes.append(size)
+            self._frames.append(self._payload[start:stop])
+
+    def _add_others(self, count: int) -> None:
+        """Gaps and others, where there are any."""
+        start, stop, end = self._borders[self._next : self._next + 3]
         number = 0
         if stop - start > LENGTH.itemsize:
             number = int.from_bytes(self._payload[start : start + LENGTH.itemsize], "little")
-            start += LENGTH.itemsize
             if number > count:
                 raise CorruptData(f"a plane of {count} bytes tells of {number} others")
-        elif stop > start or end > begin:
+        elif end > start:
             raise CorruptData("a plane tells of others, but not of where they are")
-        yield start, stop, number
-        yield begin, end, number
+        self._add(number, LENGTH.itemsize if number else 0)
+        self._add(number)

@@ -59,6 +59,11 @@ class Plan:
     ways: tuple[Way, ...]
     share: float
 
+    @property
+    def parts(self) -> int:
+        """How many parts a block has."""
+        return sum(way.parts for way in self.ways)
+
 
 def blocks_of(count: int) -> list[Block]:
     """The blocks of that many words."""
@@ -69,7 +74,7 @@ def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: m
     """The payload of `count` words, which `block` gives one block at a time, and of the `tail`."""
     lengths: list[int] = []
     head, blocks = _head(plan), blocks_of(count)
-    end = len(head) + LENGTH.itemsize * _parts_of(plan.ways) * len(blocks)
+    end = len(head) + LENGTH.itemsize * plan.parts * len(blocks)
     size = count * plan.cut.width
     out = memory(end + min(int(plan.share * _ABOUT * size) + _MORE, size) + len(tail))
     with borrowed() as tools:
@@ -139,7 +144,7 @@ def _possible(cut: Cut, ways: tuple[Way, ...]) -> bool:
 
 def borders_of(payload: memoryview, plan: Plan, count: int, tail: int) -> list[int]:
     """Where every part of every block begins, and then the tail. Raises CorruptData."""
-    number, head = _parts_of(plan.ways) * len(blocks_of(count)), len(_head(plan))
+    number, head = plan.parts * len(blocks_of(count)), len(_head(plan))
     begin = head + number * LENGTH.itemsize
     if len(payload) < begin + tail:
         raise CorruptData("a payload of planes is cut short")
@@ -148,7 +153,3 @@ def borders_of(payload: memoryview, plan: Plan, count: int, tail: int) -> list[i
     if borders[-1] + tail != len(payload):
         raise CorruptData(f"a payload of planes has {len(payload)} bytes instead of {borders[-1] + tail}")
     return borders
-
-
-def _parts_of(ways: Sequence[Way]) -> int:
-    return sum(way.parts for way in ways)
