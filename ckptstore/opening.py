@@ -276,7 +276,7 @@ def _found(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, ke
         chunk_bytes=chunk_bytes,
         created=time.time(),
         requires_read=required,
-        requires_write=(*required, version.HALVES),
+        requires_write=(*required, version.HALVES, version.SECTORS),
         requires_gc=required,
     )
     if other is not None and _read_config(storage) is None:

@@ -9,16 +9,22 @@ from ckptstore.catalog.base import ChunkLocation
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import RAW, Encoded, codec_numbered
 from ckptstore.format.digests import Digest
+from ckptstore.format.packs import PackBuilder
 from ckptstore.format.sealing import Sealer
 from ckptstore.storage.base import Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """Of one store: its digest, and the sealer when it is encrypted."""
+    """Of one store: its digest, the sealer when it is encrypted, and whether its packs are by sectors."""
 
     digest: Digest
     sealer: Sealer | None
+    sectors: bool
+
+    def pack(self) -> PackBuilder:
+        """A new pack. What is sealed lies in fresh memory, which is at no sector."""
+        return PackBuilder(sectors=self.sectors and self.sealer is None)
 
     def seal(self, pack: str, offset: int, codec: int, digest: bytes, payload: Buffer) -> Buffer:
         """An encoded payload as it is stored there."""

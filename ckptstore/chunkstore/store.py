@@ -19,7 +19,7 @@ from ckptstore.format.codecs import Level
 from ckptstore.format.digests import Digest, digest_named
 from ckptstore.format.document import Document
 from ckptstore.format.sealing import Sealer
-from ckptstore.format.version import DELTAS, StoreConfig
+from ckptstore.format.version import DELTAS, SECTORS, StoreConfig
 from ckptstore.storage.base import Storage
 
 
@@ -42,7 +42,8 @@ class ChunkStore:
     def __post_init__(self) -> None:
         key = None if self.sealer is None else self.sealer.derive("digests")
         object.__setattr__(self, "pace", Pace(far="://" in self.storage.url))
-        object.__setattr__(self, "payloads", Payloads(digest_named(self.config.digest, key), self.sealer))
+        sectors = SECTORS in self.config.requires_write
+        object.__setattr__(self, "payloads", Payloads(digest_named(self.config.digest, key), self.sealer, sectors))
 
     @property
     def digest(self) -> Digest:

@@ -66,7 +66,7 @@ class ChunkWriter:
         self._used: Counter[str] = Counter()
         self._own: list[NewPack] = []
         self._names: list[str] = []
-        self._builder = packs.PackBuilder()
+        self._builder = payloads.pack()
         self._puts: list[Future[None]] = []
 
     def __enter__(self) -> Self:
@@ -209,7 +209,7 @@ class ChunkWriter:
         if self._builder.frames and self._builder.size + len(chunk.payload) > packs.TARGET_BYTES:
             self._put_pack()
         self._reserve(1)
-        offset = self._builder.next_offset(chunk.digest, chunk.base)
+        offset = self._builder.next_offset(len(chunk.payload), chunk.digest, chunk.base)
         payload = self._payloads.seal(self._names[-1], offset, chunk.codec, chunk.digest, chunk.payload)
         known = self._payloads.checksum(chunk.codec, chunk.digest, chunk.raw_length)
         self._builder.add(chunk.digest, chunk.codec, payload, chunk.raw_length, chunk.base, known)
@@ -221,7 +221,7 @@ class ChunkWriter:
             self._names[:0] = self._claims.reserve(missing)
 
     def _put_pack(self) -> None:
-        builder, self._builder = self._builder, packs.PackBuilder()
+        builder, self._builder = self._builder, self._payloads.pack()
         name, frames = self._names.pop(), builder.frames
         parts = builder.finish()
         self._own.append(NewPack(name, builder.size, [_location(frame, name) for frame in frames]))

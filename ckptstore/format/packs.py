@@ -9,7 +9,8 @@
     tail    40 bytes: offset, length and XXH3-64 of the footer, XXH3-64 of these three, magic
 
 A frame's header says everything its footer entry says, so a damaged pack can be salvaged frame by frame. Payloads
-begin on multiples of 64 bytes, so raw ones can be mapped.
+begin on multiples of 64 bytes, so raw ones can be mapped. In packs by sectors, large ones begin on multiples of 512 bytes,
+with zeros before their headers: a disk can take those from memory as they lie.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from ckptstore.format.digests import checksum
 Buffer = bytes | bytearray | memoryview
 
 ALIGN = 64
+SECTOR = 512
+LARGE = 1 << 20
+"""From this size on, payloads begin at sectors."""
 TARGET_BYTES = 64 << 20
 """A pack is closed once it holds this much."""
 MOST_ENCODED = 256 << 20
@@ -70,9 +74,14 @@ def pack_key(name: str) -> str:
 
 
 class PackBuilder:
-    """Collects frames in memory, without copying their payloads, into the parts of one pack."""
+    """Collects frames in memory, without copying their payloads, into the parts of one pack.
 
-    def __init__(self) -> None:
+    Args:
+        sectors: whether large payloads begin at these.
+    """
+
+    def __init__(self, *, sectors: bool) -> None:
+        self._sectors = sectors
         self.frames: list[Frame] = []
         self.size = len(_HEAD)
         self._parts: list[Buffer] = [_HEAD]
@@ -83,15 +92,17 @@ class PackBuilder:
         """Append a frame; `known` is the payload's checksum, if that is known."""
         sealed = checksum(payload) if known is None else known
         header = _header(digest, codec, len(payload), raw_length, sealed, base)
-        offset = self.next_offset(digest, base)
+        offset = self.next_offset(len(payload), digest, base)
         self.frames.append(Frame(digest, codec, offset, len(payload), raw_length, sealed, base))
+        self._append(bytes(offset - len(header) - self.size))
         self._append(header)
         self._append(payload)
         self._append(bytes(-self.size % ALIGN))
 
-    def next_offset(self, digest: bytes, base: bytes = b"") -> int:
-        """Where the payload of the next frame will lie."""
-        return self.size + _padded(_FRAME.size + len(digest) + len(base) + _CHECKSUM_BYTES)
+    def next_offset(self, length: int, digest: bytes, base: bytes = b"") -> int:
+        """Where the next frame's payload of that length will lie."""
+        offset = self.size + _padded(_FRAME.size + len(digest) + len(base) + _CHECKSUM_BYTES)
+        return _padded(offset, SECTOR) if self._sectors and length >= LARGE else offset
 
     def finish(self) -> list[Buffer]:
         """The parts of the whole object, in order."""
@@ -149,7 +160,7 @@ def problems(data: memoryview, name: str) -> Iterator[tuple[Frame | None, str]]:
         header = _header(frame.digest, frame.codec, frame.length, frame.raw_length, frame.checksum, frame.base)
         if len(payload) != frame.length or checksum(payload) != frame.checksum:
             yield frame, f"pack {name}: the payload at {frame.offset} is damaged"
-        elif frame.offset != end + len(header) or data[end : frame.offset] != header:
+        elif not _follows(data[end : frame.offset], header):
             yield frame, f"pack {name}: the frame header at {end} is damaged"
         end = frame.offset + frame.length
         padding = -end % ALIGN
@@ -199,9 +210,15 @@ def _header(digest: bytes, codec: int, length: int, raw_length: int, sealed: int
     return header.ljust(_padded(len(header)), b"\0")
 
 
-def _padded(length: int) -> int:
-    """The next multiple of `ALIGN`."""
-    return -(-length // ALIGN) * ALIGN
+def _follows(found: memoryview, header: bytes) -> bool:
+    """Whether that is the header, behind less than a sector of zeros."""
+    zeros = len(found) - len(header)
+    return 0 <= zeros < SECTOR and not any(found[:zeros]) and found[zeros:] == header
+
+
+def _padded(length: int, align: int = ALIGN) -> int:
+    """The next multiple of `align`."""
+    return -(-length // align) * align
 
 
 def _tail(tail: Buffer, name: str) -> tuple[int, int, int, bytes]:

@@ -15,7 +15,9 @@ DELTAS = "deltas"
 """Chunks may rest on others, which gc must spare."""
 HALVES = "halves"
 """New tensors are divided at halves of their rows: see `Division`."""
-FEATURES: frozenset[str] = frozenset({DELTAS, ENCRYPTION, HALVES})
+SECTORS = "sectors"
+"""Large payloads begin at sectors: see `packs`."""
+FEATURES: frozenset[str] = frozenset({DELTAS, ENCRYPTION, HALVES, SECTORS})
 """Features that this version understands. A store that requires another is refused before its data is touched."""
 
 MIB = 1 << 20

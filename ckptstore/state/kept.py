@@ -18,7 +18,8 @@ _WORKERS = min(8, os.cpu_count() or 1)
 _SEGMENT = 8 << 20
 _SLAB = 32 << 20
 _OWN_SLAB = 4 << 20
-_ALIGN = 64
+_ALIGN = 512
+"""So that storage can take it as it lies: see `format.packs`."""
 _PAGE = 4096
 
 
@@ -105,8 +106,14 @@ class KeptBuffers:
 
     def _cut(self, size: int) -> Bytes:
         if size >= _OWN_SLAB:
-            return np.empty(size, np.uint8)
+            return _aligned(size)
         if size > len(self._free):
-            self._free = np.empty(_SLAB, np.uint8)
+            self._free = _aligned(_SLAB)
         cut, self._free = self._free[:size], self._free[size + -size % _ALIGN :]
         return cut
+
+
+def _aligned(size: int) -> Bytes:
+    memory = np.empty(size + _ALIGN, np.uint8)
+    start = -memory.ctypes.data % _ALIGN
+    return memory[start : start + size]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ckptstore.storage.base import Buffer
 
 _BLOCK = 4 << 20
+_LARGE = 1 << 20
+_SECTOR = 512
+"""What most disks want addresses, offsets and lengths to be multiples of."""
 _OF_THREAD = threading.local()
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -90,31 +94,71 @@ def _rename_under_lock(temporary: Path, path: Path) -> None:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    """Through an aligned block, past the page cache where the file system can: finding pages for what nobody reads soon
-    costs more of the processor than all else.
+    """Past the page cache where the file system can: finding pages for what nobody reads soon costs more of the
+    processor than all else.
     """
     _set_direct(descriptor, on=True)
-    size = 0
-    for filled in _blocks(parts):
-        size += len(filled)
-        _write(descriptor, _whole_pages(filled))
-    os.ftruncate(descriptor, size)
-
-
-def _blocks(parts: Sequence[Buffer]) -> Iterator[memoryview]:
-    """The parts, one after another, in the thread's own block; each one is gone when the next is asked for."""
-    block, used = _own_block(), 0
+    writing = _Writing(descriptor)
     for part in parts:
-        rest = _as_bytes(part)
-        while rest:
-            count = min(len(rest), _BLOCK - used)
-            block[used : used + count] = rest[:count]
-            used, rest = used + count, rest[count:]
-            if used == _BLOCK:
-                yield block
-                used = 0
-    if used:
-        yield block[:used]
+        writing.add(_as_bytes(part))
+    writing.finish()
+
+
+class _Writing:
+    """Parts on their way to a file, most of them through an aligned block, which costs a copy; in whole pages."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._block = descriptor, _own_block()
+        self._used = self._size = 0
+
+    def add(self, part: memoryview) -> None:
+        """Write it, but for what fills no page yet."""
+        self._size += len(part)
+        if len(part) >= _LARGE and self._used % _SECTOR == 0 and _address(part) % _SECTOR == 0:
+            part = self._write_as_it_lies(part)
+        while part:
+            count = min(len(part), _BLOCK - self._used)
+            self._block[self._used : self._used + count] = part[:count]
+            self._used, part = self._used + count, part[count:]
+            if self._used == _BLOCK:
+                self._write([self._block])
+                self._used = 0
+
+    def finish(self) -> None:
+        """Write the rest, with what follows in its last page, which is cut off."""
+        self._write([self._block[: self._used + -self._used % mmap.PAGESIZE]])
+        os.ftruncate(self._descriptor, self._size)
+
+    def _write_as_it_lies(self, part: memoryview) -> memoryview:
+        """Behind what is in the block, without a copy; the rest, or all of it where the disk wants more than sectors."""
+        now = (self._used + len(part)) // mmap.PAGESIZE * mmap.PAGESIZE - self._used
+        data = [self._block[: self._used], part[:now]]
+        try:
+            done = os.writev(self._descriptor, data)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return part
+        self._write(_after(data, done))
+        self._used = 0
+        return part[now:]
+
+    def _write(self, data: list[memoryview]) -> None:
+        while any(data):
+            try:
+                data = _after(data, os.writev(self._descriptor, data))
+            except OSError as error:
+                if error.errno != errno.EINVAL or not _set_direct(self._descriptor, on=False):
+                    raise
+
+
+def _after(data: list[memoryview], done: int) -> list[memoryview]:
+    """What is left when so many bytes were written."""
+    rest = []
+    for some in data:
+        rest.append(some[done:])
+        done = max(done - len(some), 0)
+    return rest
 
 
 def _own_block() -> memoryview:
@@ -124,18 +168,9 @@ def _own_block() -> memoryview:
     return block
 
 
-def _whole_pages(filled: memoryview) -> memoryview:
-    """The same with what follows in its last page, since only whole pages are written past the page cache."""
-    return _own_block()[: len(filled) + -len(filled) % mmap.PAGESIZE]
-
-
-def _write(descriptor: int, data: memoryview) -> None:
-    while data:
-        try:
-            data = data[os.writev(descriptor, [data]) :]
-        except OSError as error:
-            if error.errno != errno.EINVAL or not _set_direct(descriptor, on=False):
-                raise
+def _address(part: memoryview) -> int:
+    """Where the bytes lie; 1 where that is not told, as of what may only be read."""
+    return 1 if part.readonly else ctypes.addressof(ctypes.c_char.from_buffer(part))
 
 
 def _set_direct(descriptor: int, *, on: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 import subprocess
 import sys
@@ -154,6 +155,24 @@ def test_in_the_background_or_not_is_the_same(store, state):
     made = store.commit_async(state, step=step).result()
     assert_same(store.checkout(step), state)
     assert store.commit(state, step=step) == made
+
+
+@pytest.mark.parametrize("count", [3 << 20, 1 << 19], ids=["own memory", "shared memory"])
+def test_what_was_copied_goes_to_the_disk_as_it_lies(tmp_path, monkeypatch, count):
+    original, direct = os.writev, []
+
+    def write(descriptor, views):
+        direct.extend(len(view) for view in views[1:])
+        return original(descriptor, views)
+
+    monkeypatch.setattr(os, "writev", write)
+    state = {str(number): torch.rand(extent) for number, extent in enumerate([count, 1_300, count, count])}
+    with ckptstore.open(tmp_path / "store", compression="none") as store:
+        store.commit_async(state, step=0).result()
+        assert_same(store.checkout(0), state)
+        assert store.verify().ok
+    size = sum(tensor.nbytes for tensor in state.values())
+    assert sum(direct) > 0.9 * size
 
 
 def test_what_is_tied_is_copied_once(store):

@@ -1,3 +1,4 @@
+import random
 import struct
 
 import msgspec
@@ -12,11 +13,12 @@ from ckptstore.format.digests import checksum, digest_named
 
 NAME = "ab" * 16
 DIGEST = digest_named("xxh3_128")
+LARGE = st.integers(packs.LARGE - 200, packs.LARGE + 600).map(lambda size: random.Random(size).randbytes(size))
 CHUNKS = st.lists(st.binary(max_size=300) | st.integers(0, 3000).map(bytes), max_size=6)
 
 
-def build(chunks, *, base=b""):
-    builder = packs.PackBuilder()
+def build(chunks, *, base=b"", sectors=True):
+    builder = packs.PackBuilder(sectors=sectors)
     for chunk in chunks:
         codec, payload = encode(memoryview(chunk))
         builder.add(DIGEST.compute(chunk), codec, payload, len(chunk), base)
@@ -35,16 +37,44 @@ def decoded(data, frame):
     return bytes(raw)
 
 
-@given(CHUNKS, st.sampled_from([b"", b"b" * 16]))
-def test_round_trip(chunks, base):
-    data, builder = build(chunks, base=base)
+@given(CHUNKS | st.lists(LARGE, max_size=2), st.sampled_from([b"", b"b" * 16]), st.booleans())
+def test_round_trip(chunks, base, sectors):
+    data, builder = build(chunks, base=base, sectors=sectors)
     frames = footer(data)
     assert builder.size == len(data)
     assert frames == builder.frames
     assert [decoded(data, frame) for frame in frames] == chunks
     assert [frame.base for frame in frames] == [base] * len(chunks)
     assert all(frame.offset % packs.ALIGN == 0 for frame in frames)
+    assert all(frame.offset % packs.SECTOR == 0 for frame in frames if sectors and frame.length >= packs.LARGE)
     assert not list(packs.problems(memoryview(data), NAME))
+    assert list(packs.salvage(memoryview(data))) == frames
+
+
+def test_what_lies_before_a_sector_is_nothing_but_zeros():
+    data, builder = build([b"small", random.Random(0).randbytes(packs.LARGE)])
+    end = builder.frames[0].offset + len(b"small")
+    header = data.index(b"CKFR", end)
+    assert header - end > packs.ALIGN
+    for place in range(end, header):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        assert list(packs.problems(memoryview(damaged), NAME))
+
+
+def test_a_header_lies_less_than_a_sector_behind_the_frame_before():
+    chunk = b"small"
+    far = bytes(packs.SECTOR)
+    data, builder = build([chunk], sectors=False)
+    frame = builder.frames[0]
+    moved = msgspec.structs.replace(frame, offset=frame.offset + len(far))
+    body = data[: packs.ALIGN] + far + data[packs.ALIGN : frame.offset + packs.ALIGN]
+    footer = msgspec.msgpack.encode([moved])
+    where = struct.pack("<QQQ", len(body), len(footer), checksum(footer))
+    tail = where + struct.pack("<Q8s", checksum(where), b"ckptpend")
+    ((found, told),) = packs.problems(memoryview(body + footer + tail), NAME)
+    assert found == moved
+    assert "header" in told
 
 
 def test_every_flipped_bit_is_found():

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
+import random
 import stat
 from pathlib import Path
 
@@ -162,6 +164,68 @@ def test_whatever_the_size_is(storage, size):
     storage.put("key", [data[: size // 3], data[size // 3 :]])
     assert storage.get("key") == data
     assert storage.head("key").size == size
+
+
+def at_sector(size, shift=0):
+    """Bytes that begin at a sector of 512, or so far behind one."""
+    memory = memoryview(mmap.mmap(-1, size + shift))[shift:]
+    memory[:] = random.Random(size).randbytes(size)
+    return memory
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """How many bytes each system call wrote from somewhere else than the block of its thread, beside that."""
+    original, seen = os.writev, []
+
+    def write(descriptor, views):
+        done = original(descriptor, views)
+        seen.append(max(done - len(views[0]), 0))
+        return done
+
+    monkeypatch.setattr(os, "writev", write)
+    return seen
+
+
+@pytest.mark.parametrize("before", [0, 512, 4096, BLOCK - 512])
+@pytest.mark.parametrize("size", [BLOCK // 4, BLOCK, BLOCK + 512, 2 * BLOCK + 77])
+def test_what_lies_at_sectors_is_written_as_it_lies(storage, writes, before, size):
+    parts = [os.urandom(before), at_sector(size), os.urandom(100), at_sector(size), at_sector(size)]
+    storage.put("key", parts)
+    assert storage.get("key") == b"".join(parts)
+    assert size - 4096 < sum(writes) <= size, "the first one; the others lie behind a hundred bytes"
+
+
+@pytest.mark.parametrize("part", [at_sector(BLOCK, shift=64), at_sector(BLOCK).toreadonly(), at_sector(1000)])
+def test_what_lies_elsewhere_is_copied(storage, writes, part):
+    storage.put("key", [part, b"more"])
+    assert storage.get("key") == bytes(part) + b"more"
+    assert not any(writes)
+
+
+def test_a_disk_of_larger_sectors_gets_pages_of_the_block(storage, monkeypatch):
+    original = os.writev
+
+    def write(descriptor, views):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT and any(len(view) % 4096 for view in views):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        direct.append(bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT))
+        return original(descriptor, views)
+
+    direct = []
+    monkeypatch.setattr(os, "writev", write)
+    parts = [os.urandom(512), at_sector(BLOCK), at_sector(BLOCK)]
+    storage.put("key", parts)
+    assert storage.get("key") == b"".join(parts)
+    assert all(direct)
+
+
+def test_short_writes_of_what_lies_at_sectors_are_completed(storage, monkeypatch):
+    original = os.writev
+    monkeypatch.setattr(os, "writev", lambda fd, views: original(fd, [memoryview(b"".join(views))[:700_001]]))
+    parts = [os.urandom(1024), at_sector(BLOCK // 2), b"end"]
+    storage.put("key", parts)
+    assert storage.get("key") == b"".join(parts)
 
 
 @pytest.mark.parametrize("refused", ["flag", "write"])
