@@ -28,7 +28,7 @@ _BATCH_CHUNKS = 1024
 _BLOCK_BYTES = 1 << 20
 _BLOCKS_HELD = 4.25
 _DECODED = 8 << 20
-"""Codecs of numbers decode parts of so many bytes together, and work on a block at a time, of which they hold several."""
+"""Codecs of numbers decode so many bytes of parts together, and hold several blocks beside."""
 DEFAULT_BUDGET = 128 << 20
 """Bytes that a fetch may hold beyond its destinations."""
 

@@ -9,7 +9,7 @@
     tail    40 bytes: offset, length and XXH3-64 of the footer, XXH3-64 of these three, magic
 
 A frame's header says everything its footer entry says, so a damaged pack can be salvaged frame by frame. Payloads
-begin on multiples of 64 bytes, so raw ones can be mapped. In packs by sectors, large ones begin on multiples of 512 bytes,
+begin on multiples of 64 bytes, so raw ones can be mapped. In packs by sectors, large ones begin on multiples of 512,
 with zeros before their headers: a disk can take those from memory as they lie.
 """
 

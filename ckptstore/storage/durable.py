@@ -130,7 +130,7 @@ class _Writing:
         os.ftruncate(self._descriptor, self._size)
 
     def _write_as_it_lies(self, part: memoryview) -> memoryview:
-        """Behind what is in the block, without a copy; the rest, or all of it where the disk wants more than sectors."""
+        """Behind what is in the block, in whole pages; what is left, which is all where the disk refuses sectors."""
         now = (self._used + len(part)) // mmap.PAGESIZE * mmap.PAGESIZE - self._used
         data = [self._block[: self._used], part[:now]]
         try:

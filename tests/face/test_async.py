@@ -159,7 +159,8 @@ def test_in_the_background_or_not_is_the_same(store, state):
 
 @pytest.mark.parametrize("count", [3 << 20, 1 << 19], ids=["own memory", "shared memory"])
 def test_what_was_copied_goes_to_the_disk_as_it_lies(tmp_path, monkeypatch, count):
-    original, direct = os.writev, []
+    original = os.writev
+    direct: list[int] = []
 
     def write(descriptor, views):
         direct.extend(len(view) for view in views[1:])

@@ -212,7 +212,7 @@ def test_a_disk_of_larger_sectors_gets_pages_of_the_block(storage, monkeypatch):
         direct.append(bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT))
         return original(descriptor, views)
 
-    direct = []
+    direct: list[bool] = []
     monkeypatch.setattr(os, "writev", write)
     parts = [os.urandom(512), at_sector(BLOCK), at_sector(BLOCK)]
     storage.put("key", parts)

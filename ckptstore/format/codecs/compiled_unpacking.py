@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -132,8 +132,9 @@ def _pair() -> Loop:
     narrow, wide = (_fit(split) for split in _SPLITS[:2])
 
     def pair(
-        stored: Plane, decoded: Plane, row: Table, told: _Told, rows: Plane, place: int, first: int, split: int, out: Words
-    ) -> int:
+        stored: Plane, decoded: Plane, row: Table, told: _Told, rows: Plane,
+        place: int, first: int, split: int, out: Words,
+    ) -> int:  # fmt: skip
         high = low = decoded[:0]
         for number in range(2):
             high, low = low, plane(stored, decoded, row, told, rows, place + number, first, out.size)
@@ -160,7 +161,7 @@ def _plane() -> Loop:
 
     def plane(
         stored: Plane, decoded: Plane, row: Table, told: _Told, rows: Plane, place: int, first: int, count: int
-    ) -> Plane:
+    ) -> Any:
         bits, offset, out = told.ways[place][0], _BYTE(told.ways[place][1]), rows[place]
         if bits == WHOLE:
             return part(stored, decoded, out, row[first])
@@ -186,7 +187,7 @@ def _plane() -> Loop:
 
 @cache
 def _part() -> Loop:
-    def part(stored: Plane, decoded: Plane, fresh: Plane, where: Table) -> Plane:
+    def part(stored: Plane, decoded: Plane, fresh: Plane, where: Table) -> Any:
         source, start, size = where[0], where[1], where[2]
         if source == ALIKE:
             fresh[:size] = start
@@ -237,7 +238,7 @@ def _fit(split: int) -> Loop:
 
 def _sources(dims: int) -> tuple[types.Type, ...]:
     """Stored and decoded bytes, the table or a row of it, and a plan."""
-    told = types.NamedTuple([types.Array(_INT, 2, "C"), _INT, _INT, _BOOL, _BOOL], _Told)
+    told = types.NamedTuple([types.Array(_INT, 2, "C"), _INT, _INT, _BOOL, _BOOL], _Told)  # type: ignore[no-untyped-call]
     return read(1), read(1), types.Array(_INT, dims, "C"), told
 
 

@@ -18,17 +18,18 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined] # set when it is impo
     raise ImportError("numba is told not to compile")
 
 Loop = Callable[..., Any]
+_WITHOUT_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def compiled(loop: Loop, signature: Any) -> Loop:
     """Without Python's lock. Not kept on disk: numba's cache mixes up variants that several processes store at once."""
-    made: Loop = numba.njit(signature, nogil=True, no_cfunc_wrapper=True)(loop)
+    made: Loop = numba.njit(signature, nogil=True)(loop)
     return made
 
 
 def helping(loop: Loop, signature: Any) -> Loop:
     """To be called by compiled loops alone, which spares compiling how Python calls it."""
-    made: Loop = numba.njit(signature, no_cpython_wrapper=True, no_cfunc_wrapper=True)(loop)
+    made: Loop = numba.njit(signature, **_WITHOUT_WRAPPERS)(loop)
     return made
 
 

@@ -7,6 +7,7 @@ matches: a tiny hash table and long matches code them 2.5 times as fast as level
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -43,7 +44,7 @@ class PlaneDecoder:
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor(max_window_size=BLOCK_WORDS)
 
-    def decode(self, frames: Sequence[memoryview], sizes: Sequence[int]) -> Plane:
+    def decode(self, frames: list[memoryview], sizes: Sequence[int]) -> Plane:
         """What the frames hold, one behind the other; each is of the size given. Raises CorruptData."""
         if not frames:
             return _NONE
@@ -51,15 +52,15 @@ class PlaneDecoder:
             for frame, size in zip(frames, sizes, strict=True):
                 if not 0 < size == zstandard.frame_content_size(frame):
                     raise CorruptData(f"a plane does not hold the {size} bytes it stands for")
-            found = self._zstd.multi_decompress_to_buffer(frames)
+            found = self._zstd.multi_decompress_to_buffer([*frames])
         except (zstandard.ZstdError, ValueError) as error:
             raise CorruptData(f"a plane does not decode: {error}") from error
-        return _joined([found[number] for number in range(len(found))], sum(sizes))
+        return _joined(found, sum(sizes))
 
 
-def _joined(segments: Sequence[zstandard.BufferSegment], size: int) -> Plane:
-    """All segments of one buffer, which lie one behind the other, without a copy."""
-    first, last = np.frombuffer(segments[0], np.uint8), segments[-1]
+def _joined(found: Any, size: int) -> Plane:
+    """All segments, without a copy where they are those of one buffer, and so lie one behind the other."""
+    last = found[len(found) - 1]
     if last.offset + len(last) != size:
-        return np.concatenate([np.frombuffer(segment, np.uint8) for segment in segments])
-    return as_strided(first, (size,), writeable=False)
+        return np.concatenate([np.frombuffer(found[number], np.uint8) for number in range(len(found))])
+    return as_strided(np.frombuffer(found[0], np.uint8), (size,), writeable=False)

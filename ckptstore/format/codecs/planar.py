@@ -13,8 +13,9 @@ A block is 2^17 words, the last one less. A part's length tells how it is coded,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -121,10 +122,17 @@ def _head(plan: Plan) -> bytes:
 
 def plan_of(payload: memoryview) -> Plan:
     """Of a payload's head. Raises CorruptData."""
-    width, split, center, flags = payload[:_HEADER] if len(payload) >= _HEADER else (0, 0, 0, 0)
+    width, flags = (payload[0], payload[3]) if len(payload) >= _HEADER else (0, 0)
+    planes = width // 2 + 1 if flags & _KEPT else width
+    return _plan_of(bytes(payload[: _HEADER + 2 * planes]))
+
+
+@lru_cache(1024)  # of many chunks, few are cut and coded in a way of their own
+def _plan_of(head: bytes) -> Plan:
+    width, split, center, flags = head[:_HEADER] if len(head) >= _HEADER else (0, 0, 0, 0)
     if width in WIDTHS and 0 < split <= WHOLE_BYTES and flags <= _KEPT + _SIGNED:
         cut = Cut(width, split, center, bool(flags & _KEPT), bool(flags & _SIGNED))
-        told = payload[_HEADER : _HEADER + 2 * len(cut.sizes)]
+        told = head[_HEADER:]
         ways = tuple(Way(True, *way) for way in zip(told[::2], told[1::2], strict=False))
         if _possible(cut, ways):
             return Plan(cut, ways, 1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckptstore.format.codecs.cutting import Cutter
 from ckptstore.format.codecs.parts import PartReader, Parts
-from ckptstore.format.codecs.planar import Block, Plan, Way, blocks_of, borders_of, plan_of
+from ckptstore.format.codecs.planar import Plan, Way, blocks_of, borders_of, plan_of
 from ckptstore.format.codecs.squeezing import WHOLE, per_byte
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words, words_of

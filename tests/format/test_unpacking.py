@@ -1,0 +1,131 @@
+"""However words were cut and coded, they come back, by numpy and by numba; and damage is told of by both."""
+
+import math
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptstore.errors import CorruptData
+from ckptstore.format.codecs import tools
+from ckptstore.format.codecs.compiled import CompiledLoops
+from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut
+from ckptstore.format.codecs.loops import Loops
+from ckptstore.format.codecs.planar import LENGTH, Plan, Way, pack
+from ckptstore.format.codecs.squeezing import NARROW, WHOLE
+from ckptstore.format.codecs.unpacking import AT_ONCE, Unpacking
+from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, word_type
+
+COUNTS = st.integers(1, 300) | st.sampled_from([BLOCK_WORDS - 1, BLOCK_WORDS + 3, (AT_ONCE + 1) * BLOCK_WORDS + 5])
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@contextmanager
+def only(loops):
+    """Let codecs use these loops alone."""
+    used = tools.Tools()
+    used.loops = loops(used.array)
+    with patch.object(tools, "_FREE", [used]), patch.object(tools, "_PATIENCE", math.inf):
+        yield
+
+
+@st.composite
+def cuts(draw):
+    """And whether the words are differences."""
+    width = draw(st.sampled_from(WIDTHS))
+    if width == 1:
+        return Cut(1), draw(st.booleans())
+    kept = width > 2 and draw(st.booleans())
+    if draw(st.booleans()):
+        return Cut(width, signed=True, kept=kept), True
+    split, center = draw(st.sampled_from([(WHOLE_BYTES, 0), (7, 0), (3, 107), (5, 9)]))
+    return Cut(width, split, center, kept=kept), draw(st.integers(0, 9)) == 0
+
+
+@st.composite
+def plans(draw):
+    """And whether the words are differences."""
+    cut, differences = draw(cuts())
+    bits = st.sampled_from([WHOLE, *NARROW])
+    ways = [Way(coded=True, bits=each, offset=draw(st.sampled_from([0, 60, 255])) * (each < WHOLE)) for each in
+            draw(st.lists(bits, min_size=len(cut.sizes), max_size=len(cut.sizes)))]  # fmt: skip
+    if cut.kept:
+        ways[-1] = Way(draw(st.booleans()))
+    return Plan(cut, tuple(ways), 1), differences
+
+
+def words_like(count, width, seed):
+    """Mostly near one value, or all of it, or noise."""
+    rng, kind = np.random.default_rng(seed), word_type(width)
+    noise = rng.integers(0, 1 << 8 * width, count, kind, endpoint=False)
+    near = rng.integers(61, 61 + (1 << rng.integers(0, 8 * width - 6)), count, kind, endpoint=False)
+    return np.where(rng.random(count) < rng.choice([0, 0.001, 0.1]), noise, near)
+
+
+def unpacked(loops, payload, before, *, onto):
+    """None where damage is told of."""
+    out = memoryview(bytearray(before))
+    with only(loops):
+        try:
+            Unpacking(memoryview(payload), out).run(onto=onto)
+        except CorruptData:
+            return None
+    return bytes(out)
+
+
+@given(plans(), COUNTS, SEEDS, st.binary(max_size=7))
+def test_words_come_back(planned, count, seed, tail):
+    plan, differences = planned
+    tail = tail[: plan.cut.width - 1]
+    words, below = words_like(count, plan.cut.width, seed), words_like(count, plan.cut.width, seed + 1)
+    payload = pack(plan, count, lambda where, _: words[where], memoryview(tail))
+    expected = (words + below if differences else words).tobytes() + tail
+    for loops in (Loops, CompiledLoops):
+        assert unpacked(loops, payload, below.tobytes() + bytes(len(tail)), onto=differences) == expected
+
+
+@given(plans(), st.integers(1, 5000), SEEDS, st.data())
+def test_damage_is_the_same_to_both(planned, count, seed, data):
+    plan, differences = planned
+    words = words_like(count, plan.cut.width, seed)
+    payload = bytearray(pack(plan, count, lambda where, _: words[where], memoryview(b"")))
+    for _ in range(data.draw(st.integers(1, 3))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] ^= data.draw(st.integers(1, 255))
+    below = words[::-1].tobytes()
+    found = [unpacked(loops, payload, below, onto=differences) for loops in (Loops, CompiledLoops)]
+    assert found[0] == found[1]
+
+
+def squeezed(gaps, others):
+    """A block of ten bytes, squeezed to nothing."""
+    told = (len(gaps).to_bytes(LENGTH.itemsize, "little") if gaps else b"") + bytes(gaps)
+    lengths = np.array([0, len(told), len(others)], LENGTH).tobytes()
+    return bytes([1, WHOLE_BYTES, 0, 0, 0, 7]) + lengths + told + bytes(others)
+
+
+@pytest.mark.parametrize("loops", [Loops, CompiledLoops])
+def test_others_lie_where_gaps_say(loops):
+    found = unpacked(loops, squeezed([2, 3, 4], [1, 2, 3]), bytes(10), onto=False)
+    assert found == bytes([7, 7, 1, 7, 7, 2, 7, 7, 7, 3])
+
+
+@pytest.mark.parametrize("loops", [Loops, CompiledLoops])
+@pytest.mark.parametrize(
+    ("gaps", "others"),
+    [([10], [1]), ([5, 5], [1, 2]), ([255], [1]), ([240], [1]), ([1], [1, 2]), ([], [1]), ([1] * 11, [1] * 11)],
+)  # fmt: skip
+def test_gaps_that_cannot_be_are_damage(loops, gaps, others):
+    assert unpacked(loops, squeezed(gaps, others), bytes(10), onto=False) is None
+
+
+@pytest.mark.parametrize("loops", [Loops, CompiledLoops])
+def test_a_part_that_holds_another_size_than_it_stands_for_is_damage(loops):
+    words = np.random.default_rng(0).integers(0, 9, 1000, np.uint8)
+    plan = Plan(Cut(1), (Way(coded=True),), 1)
+    payload = bytes(pack(plan, 1000, lambda where, _: words[where], memoryview(b"")))
+    assert unpacked(loops, payload, bytes(1000), onto=False) == words.tobytes()
+    for size in (999, 1001, 2000):
+        assert unpacked(loops, payload, bytes(size), onto=False) is None
