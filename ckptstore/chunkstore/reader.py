@@ -27,8 +27,8 @@ _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 1024
 _BLOCK_BYTES = 1 << 20
 _BLOCKS_HELD = 4.25
-_DECODED = 8 << 20
-"""Codecs of numbers decode so many bytes of parts together, and hold several blocks beside."""
+_DECODED = 9 << 20
+"""Codecs of numbers hold so many bytes of decoded parts at most, and several blocks beside."""
 DEFAULT_BUDGET = 128 << 20
 """Bytes that a fetch may hold beyond its destinations."""
 
@@ -194,7 +194,7 @@ def _decoding_bytes(job: _Job) -> int:
     """Bytes that a codec holds beside while it decodes; one job of a batch does so at a time."""
     encoded = [place.raw_length for place in job.places if place.codec not in {RAW.number, ZSTD.number}]
     largest = max(encoded, default=0)
-    return min(largest, _DECODED) + int(_BLOCKS_HELD * min(largest, _BLOCK_BYTES))
+    return min(2 * largest, _DECODED) + int(_BLOCKS_HELD * min(largest, _BLOCK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

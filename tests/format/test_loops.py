@@ -99,6 +99,7 @@ CODE = """
 import numpy as np
 from ckptstore.format.codecs import Form, codec_numbered, encode, tools
 raw = memoryview(np.random.default_rng(0).normal(0, 0.02, 100_000).astype("<f4")).cast("B")
+tools._PATIENCE = 100
 for _ in range(200):
     made = encode(raw, Form(4, True), None, "auto")
 with tools.borrowed() as used:

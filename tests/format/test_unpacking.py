@@ -2,10 +2,12 @@
 
 import math
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,12 +16,13 @@ from ckptstore.format.codecs import tools
 from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut
 from ckptstore.format.codecs.loops import Loops
-from ckptstore.format.codecs.planar import LENGTH, Plan, Way, pack
+from ckptstore.format.codecs.parts import PartReader
+from ckptstore.format.codecs.planar import LENGTH, Plan, Way, blocks_of, borders_of, pack, plan_of
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE
-from ckptstore.format.codecs.unpacking import AT_ONCE, Unpacking
+from ckptstore.format.codecs.unpacking import Unpacking
 from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, word_type
 
-COUNTS = st.integers(1, 300) | st.sampled_from([BLOCK_WORDS - 1, BLOCK_WORDS + 3, (AT_ONCE + 1) * BLOCK_WORDS + 5])
+COUNTS = st.integers(1, 300) | st.sampled_from([BLOCK_WORDS - 1, BLOCK_WORDS + 3, 20 * BLOCK_WORDS + 5])
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -53,7 +56,7 @@ def plans(draw):
     ways = [Way(coded=True, bits=each, offset=draw(st.sampled_from([0, 60, 255])) * (each < WHOLE)) for each in
             draw(st.lists(bits, min_size=len(cut.sizes), max_size=len(cut.sizes)))]  # fmt: skip
     if cut.kept:
-        ways[-1] = Way(draw(st.booleans()))
+        ways[-1] = Way(coded=False)
     return Plan(cut, tuple(ways), 1), differences
 
 
@@ -129,3 +132,35 @@ def test_a_part_that_holds_another_size_than_it_stands_for_is_damage(loops):
     assert unpacked(loops, payload, bytes(1000), onto=False) == words.tobytes()
     for size in (999, 1001, 2000):
         assert unpacked(loops, payload, bytes(size), onto=False) is None
+
+
+def test_a_zstandard_that_takes_frame_by_frame_decodes_the_same(monkeypatch):
+    words = words_like(3 * BLOCK_WORDS, 2, 0)
+    plan = Plan(Cut(2, split=7), (Way(coded=True, bits=4, offset=9), Way(coded=True)), 1)
+    payload = pack(plan, len(words), lambda where, _: words[where], memoryview(b""))
+    bare = SimpleNamespace(decompress=zstandard.ZstdDecompressor().decompress)
+    monkeypatch.setattr("zstandard.backend_features", set())
+    monkeypatch.setattr("zstandard.ZstdDecompressor", lambda: bare)
+    assert unpacked(CompiledLoops, payload, bytes(words.nbytes), onto=False) == words.tobytes()
+
+
+def test_no_payload_makes_much_be_decoded_at_once():
+    """Everything is told as an other, so that there is two and a half times as much to decode, of next to nothing."""
+    words = np.full(20 * BLOCK_WORDS, 2**64 - 1, np.uint64)
+    plan = Plan(Cut(8), tuple(Way(coded=True, bits=4) for _ in range(8)), 1)
+    blocks = blocks_of(len(words))
+
+    def alternating(where, _):
+        words[where][::2] ^= np.uint64(0x0F0F0F0F0F0F0F0F)  # or a part would be told by one byte
+        return words[where]
+
+    payload = memoryview(pack(plan, len(words), alternating, memoryview(b"")))
+    reader = PartReader(payload, plan_of(payload), borders_of(payload, plan, len(words), 0))
+    while blocks:
+        parts = reader.read(blocks, tools.Tools())
+        assert len(parts.table) > 0
+        assert len(parts.decoded) < 5 << 20
+        blocks = blocks[len(parts.table) :]
+    out = bytearray(words.nbytes)
+    for loops in (Loops, CompiledLoops):
+        assert unpacked(loops, payload, bytes(out), onto=False) == words.tobytes()

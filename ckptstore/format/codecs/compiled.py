@@ -13,7 +13,7 @@ from ckptstore.format.codecs.loops import Array, Loops, leads_out
 from ckptstore.format.codecs.parts import Parts
 from ckptstore.format.codecs.planar import Plan
 from ckptstore.format.codecs.squeezing import FAR, POWERS, per_byte
-from ckptstore.format.codecs.words import Plane, Words, word_type
+from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
 
 _FAR, _POWERS = FAR, len(POWERS)
 _BYTE, _WORD = np.uint8, np.uint16
@@ -49,7 +49,7 @@ class CompiledLoops(Loops):
         if not knows(plan.cut, onto=onto):
             return False
         if not self._unpacking.unpack(plan, parts, words, onto=onto):
-            raise leads_out(len(words))
+            raise leads_out(min(len(words), BLOCK_WORDS))
         return True
 
 

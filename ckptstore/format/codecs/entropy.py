@@ -19,6 +19,8 @@ from ckptstore.format.codecs.words import BLOCK_WORDS, Plane
 _SCARCE = 0.98  # what saves less is not worth the time of decoding
 
 _NONE = np.empty(0, np.uint8)
+_MANY = "multi_decompress_to_buffer"
+"""Missing where zstandard was built with the system's libzstd."""
 _HUFFMAN = zstandard.ZstdCompressionParameters(
     compression_level=1, strategy=zstandard.STRATEGY_FAST, hash_log=6, chain_log=6, min_match=7, search_log=1
 )
@@ -42,7 +44,7 @@ class PlaneDecoder:
     """The inverse, for many planes at once. Not for several threads at once."""
 
     def __init__(self) -> None:
-        self._zstd = zstandard.ZstdDecompressor(max_window_size=BLOCK_WORDS)
+        self._zstd = zstandard.ZstdDecompressor()
 
     def decode(self, frames: list[memoryview], sizes: Sequence[int]) -> Plane:
         """What the frames hold, one behind the other; each is of the size given. Raises CorruptData."""
@@ -50,12 +52,13 @@ class PlaneDecoder:
             return _NONE
         try:
             for frame, size in zip(frames, sizes, strict=True):
-                if not 0 < size == zstandard.frame_content_size(frame):
+                if not 0 < size == zstandard.frame_content_size(frame) or size > BLOCK_WORDS:
                     raise CorruptData(f"a plane does not hold the {size} bytes it stands for")
-            found = self._zstd.multi_decompress_to_buffer([*frames])
+            if _MANY not in zstandard.backend_features:
+                return np.frombuffer(b"".join(map(self._zstd.decompress, frames)), np.uint8)
+            return _joined(self._zstd.multi_decompress_to_buffer([*frames]), sum(sizes))
         except (zstandard.ZstdError, ValueError) as error:
             raise CorruptData(f"a plane does not decode: {error}") from error
-        return _joined(found, sum(sizes))
 
 
 def _joined(found: Any, size: int) -> Plane:

@@ -16,6 +16,8 @@ from ckptstore.format.codecs.words import Plane
 
 STORED, DECODED, ALIKE = range(3)
 """Where the bytes of a part are: in the payload, among those decoded, or all of them are one."""
+_TOGETHER = 2 << 20
+"""Bytes to decode: so few take little memory, so many spare waiting for Python's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,11 @@ class PartReader:
         self._rows: list[tuple[int, int, int]] = []
 
     def read(self, blocks: Sequence[Block], tools: Tools) -> Parts:
-        """All parts of the next blocks."""
+        """All parts of the next blocks, of as many of these as are decoded together."""
         self._frames, self._sizes, self._rows = [], [], []
+        taken = 0
         for block in blocks:
+            taken += 1
             count = block.stop - block.start
             for bits, width in self._layout:
                 if bits == WHOLE:
@@ -63,7 +67,9 @@ class PartReader:
                 else:
                     self._add(symbols_of(count, bits))
                     self._add_others(count)
-        table = np.array(self._rows, np.int64).reshape(len(blocks), -1, 3)
+            if sum(self._sizes) >= _TOGETHER:
+                break
+        table = np.array(self._rows, np.int64).reshape(taken, -1, 3)
         return Parts(self._stored, tools.decoder.decode(self._frames, self._sizes), table)
 
     def _add(self, size: int, skipped: int = 0) -> None:

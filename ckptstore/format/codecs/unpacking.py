@@ -11,9 +11,6 @@ from ckptstore.format.codecs.squeezing import WHOLE, per_byte
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words, words_of
 
-AT_ONCE = 8
-"""Blocks whose parts are decoded together: so few hold little memory, so many do not wait for Python's lock often."""
-
 
 class Unpacking:
     """A payload, and the bytes that it is to fill. Raises CorruptData when it is not of as many."""
@@ -34,10 +31,10 @@ class Unpacking:
         """Fill everything; with `onto` the words are differences, and added to what is there."""
         blocks = blocks_of(len(self._words))
         with borrowed() as tools:
-            for first in range(0, len(blocks), AT_ONCE):
-                some = blocks[first : first + AT_ONCE]
+            while blocks:
+                parts = self._reader.read(blocks, tools)
+                some, blocks = blocks[: len(parts.table)], blocks[len(parts.table) :]
                 words = self._words[some[0].start : some[-1].stop]
-                parts = self._reader.read(some, tools)
                 if not tools.loops.unpack(self._plan, parts, words, onto=onto):
                     _unpack(self._plan, parts, words, tools, onto=onto)
         self._tail[:] = self._end
