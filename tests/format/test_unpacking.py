@@ -1,7 +1,9 @@
 """However words were cut and coded, they come back, by numpy and by numba; and damage is told of by both."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs import tools
+from ckptstore.format.codecs import compiled_unpacking, tools
 from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut
 from ckptstore.format.codecs.loops import Loops
@@ -164,3 +166,38 @@ def test_no_payload_makes_much_be_decoded_at_once():
     out = bytearray(words.nbytes)
     for loops in (Loops, CompiledLoops):
         assert unpacked(loops, payload, bytes(out), onto=False) == words.tobytes()
+
+
+def test_one_thread_compiles_and_the_others_go_on(monkeypatch):
+    begun, go_on, compiled = Event(), Event(), []
+    real = compiled_unpacking._unpacking
+
+    def slow(width):
+        if not begun.is_set():
+            compiled.append(width)
+            begun.set()
+            assert go_on.wait(60)
+        return real(width)
+
+    monkeypatch.setattr(compiled_unpacking, "_READY", set())
+    monkeypatch.setattr(compiled_unpacking, "_unpacking", slow)
+    words = words_like(1000, 4, 0)
+    plan = Plan(Cut(4), (Way(coded=True),) * 4, 1)
+    payload = pack(plan, len(words), lambda where, _: words[where], memoryview(b""))
+
+    def decode():
+        used, out = CompiledLoops(tools.Tools().array), memoryview(bytearray(words.nbytes))
+        borrowed = tools.Tools()
+        borrowed.loops = used
+        tools._FREE.append(borrowed)
+        Unpacking(memoryview(payload), out).run()
+        return bytes(out)
+
+    with only(CompiledLoops), ThreadPoolExecutor(1) as other:
+        first = other.submit(decode)
+        assert begun.wait(60)
+        assert decode() == words.tobytes()
+        assert not first.done()
+        go_on.set()
+        assert first.result(60) == words.tobytes()
+    assert compiled == [4]

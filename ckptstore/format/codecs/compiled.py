@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numba import types
 
-from ckptstore.format.codecs.compiled_unpacking import CompiledUnpacking, knows
+from ckptstore.format.codecs.compiled_unpacking import CompiledUnpacking, is_ready, knows
 from ckptstore.format.codecs.compiling import Loop, compiled, given, kind, read
 from ckptstore.format.codecs.loops import Array, Loops, leads_out
 from ckptstore.format.codecs.parts import Parts
@@ -46,7 +46,7 @@ class CompiledLoops(Loops):
 
     def unpack(self, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
         """See `Loops.unpack`."""
-        if not knows(plan.cut, onto=onto):
+        if not knows(plan.cut, onto=onto) or not is_ready(plan.cut.width):
             return False
         if not self._unpacking.unpack(plan, parts, words, onto=onto):
             raise leads_out(min(len(words), BLOCK_WORDS))

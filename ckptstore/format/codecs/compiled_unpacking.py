@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ _SPLITS = (3, 7, WHOLE_BYTES)
 _COMMON, _GAPS, _OTHERS, _ROWS = range(8, 12)
 """The rows of memory behind those of the planes, for what a plane is squeezed to."""
 _DAMAGED = -1
+_READY: set[int] = set()
+_COMPILING = Lock()
 _INT, _BOOL = types.int64, types.boolean
 
 
@@ -44,7 +47,10 @@ class CompiledUnpacking:
         self._memory = rows, kept, np.empty((2, BLOCK_WORDS), np.uint16)
 
     def unpack(self, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
-        """Fill words, or add to them, from the parts of all their blocks; false where gaps lead out of a plane."""
+        """Fill words, or add to them, from the parts of all their blocks; false where gaps lead out of a plane.
+
+        The loop for them is ready, see `is_ready`.
+        """
         ways, cut = np.array([(way.bits, way.offset) for way in plan.ways], np.int64), plan.cut
         told = _Told(ways, cut.split, cut.center << EXPONENT, cut.kept, onto)
         unpack = _unpacking(cut.width)
@@ -55,6 +61,17 @@ class CompiledUnpacking:
 def knows(cut: Cut, *, onto: bool) -> bool:
     """Whether such words can be joined here: not those of eight bytes, which are rare, nor what nobody writes."""
     return cut.width < 8 and cut.split in _SPLITS and (cut.width == 1 or cut.signed == onto)
+
+
+def is_ready(width: int) -> bool:
+    """Whether the loop for such words is compiled. One thread does that, for seconds; the others need not wait."""
+    if width not in _READY and _COMPILING.acquire(blocking=False):
+        try:
+            _unpacking(width)
+            _READY.add(width)
+        finally:
+            _COMPILING.release()
+    return width in _READY
 
 
 @cache

@@ -44,7 +44,7 @@ class Loops:
         np.copyto(high, spare, casting="unsafe")
 
     def unpack(self, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
-        """Fill words, or add to them, from the parts of all their blocks; whether there is a loop that does it all.
+        """Fill words, or add to them, from the parts of all their blocks; false where no loop does so, or not yet.
 
         Raises CorruptData when gaps lead out of a plane.
         """
