@@ -194,7 +194,7 @@ def _decoding_bytes(job: _Job) -> int:
     """Bytes that a codec holds beside while it decodes; one job of a batch does so at a time."""
     encoded = [place.raw_length for place in job.places if place.codec not in {RAW.number, ZSTD.number}]
     largest = max(encoded, default=0)
-    return min(2 * largest, _DECODED) + int(_BLOCKS_HELD * min(largest, _BLOCK_BYTES))
+    return min(largest, _DECODED) + int(_BLOCKS_HELD * min(largest, _BLOCK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

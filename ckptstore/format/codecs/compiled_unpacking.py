@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ _COMMON, _GAPS, _OTHERS, _ROWS = range(8, 12)
 """The rows of memory behind those of the planes, for what a plane is squeezed to."""
 _DAMAGED = -1
 _READY: set[int] = set()
-_COMPILING = Lock()
+_TURNS = ["the only one"]
 _INT, _BOOL = types.int64, types.boolean
 
 
@@ -65,13 +64,17 @@ def knows(cut: Cut, *, onto: bool) -> bool:
 
 def is_ready(width: int) -> bool:
     """Whether the loop for such words is compiled. One thread does that, for seconds; the others need not wait."""
-    if width not in _READY and _COMPILING.acquire(blocking=False):
+    if width not in _READY:
+        try:
+            turn = _TURNS.pop()  # atomic, where looking first would not be
+        except IndexError:
+            return False
         try:
             _unpacking(width)
             _READY.add(width)
         finally:
-            _COMPILING.release()
-    return width in _READY
+            _TURNS.append(turn)
+    return True
 
 
 @cache

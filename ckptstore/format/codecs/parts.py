@@ -16,7 +16,7 @@ from ckptstore.format.codecs.words import Plane
 
 STORED, DECODED, ALIKE = range(3)
 """Where the bytes of a part are: in the payload, among those decoded, or all of them are one."""
-_TOGETHER = 2 << 20
+_TOGETHER = 1 << 20
 """Bytes to decode: so few take little memory, so many spare waiting for Python's lock."""
 
 
