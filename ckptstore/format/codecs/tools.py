@@ -18,8 +18,8 @@ from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.words import BLOCK_WORDS, Words, word_type
 
-_PATIENCE = 4096
-"""Before as many uses, some GiB, compiling would take longer than it saves: up to 5 s, and a millisecond a use."""
+_PATIENCE = 2048
+"""Before as many uses, some GiB, compiling would take longer than it saves: up to 5 s, and 2 ms a use."""
 
 
 class Tools:
