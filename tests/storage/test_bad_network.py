@@ -69,7 +69,10 @@ def unfinished(place):
     """Uploads that were begun and neither completed nor aborted."""
     fs, root = connect(place.url, place.options)
     bucket, _, folder = root.partition("/")
-    listed = fs.call_s3("list_multipart_uploads", Bucket=bucket).get("Uploads", [])
+    try:
+        listed = fs.call_s3("list_multipart_uploads", Bucket=bucket).get("Uploads", [])
+    except FileNotFoundError:  # rclone's NoSuchUpload: none was ever begun in that bucket
+        return []
     return [upload["Key"] for upload in listed if upload["Key"].startswith(folder)]
 
 
