@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -42,9 +43,13 @@ def postgres(databases: Callable[[], str]) -> str:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[Bucket]:
-    """An S3 server with a bucket."""
-    with _required("S3"), servers.s3_server() as port:
-        yield servers.s3_bucket(port)
+    """An S3 server with a bucket. What boto knows of S3 is read once: for each client it would take longer than a test."""
+    with _required("S3"), pytest.MonkeyPatch.context() as patch:
+        from botocore import session
+
+        patch.setattr(session, "create_loader", functools.cache(session.create_loader))
+        with servers.s3_server() as port:
+            yield servers.s3_bucket(port)
 
 
 @pytest.fixture

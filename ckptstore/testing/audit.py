@@ -7,11 +7,13 @@ import random
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.engine import Database
 from ckptstore.chunkstore import ChunkStore
@@ -22,6 +24,7 @@ from ckptstore.format.version import KEY
 from ckptstore.opening import CATALOG_FILE, open_parts
 from ckptstore.operations.manifests import unheld_digests
 from ckptstore.storage import open_storage
+from ckptstore.storage.base import Storage
 from ckptstore.storage.keys import TEMPORARY
 from ckptstore.store import Store, open_store
 from ckptstore.testing.equality import assert_same
@@ -58,6 +61,11 @@ class Site:
             compression="best",
             storage_options=self.storage_options,
         )
+
+    @cached_property
+    def storage(self) -> Storage:
+        """What it is stored in; a client for a bucket takes longer to make than to ask."""
+        return open_storage(self.url, storage_options=self.storage_options)
 
     @property
     def catalog_url(self) -> str:
@@ -144,7 +152,9 @@ def assert_nothing_leaked(place: Place) -> None:
     age_temporary(place)
     with site_of(place).open() as store:
         store.gc(grace=0)
-    stored, needed = files(place), needed_files(place)
+    stored = files(place)
+    with closing(open_catalog(site_of(place).catalog_url, create=False)) as catalog:
+        needed = needed_of(stored, catalog)
     assert stored == needed, f"leaked: {sorted(stored - needed)}, missing: {sorted(needed - stored)}"
 
 
@@ -152,17 +162,16 @@ def files(place: Place) -> set[str]:
     """Every object of a store; in a folder also unfinished files, but not the database's own."""
     site = site_of(place)
     if "://" in site.url:
-        return {info.key for info in open_storage(site.url, storage_options=site.storage_options).list("")}
+        return {info.key for info in site.storage.list("")}
     found = {path.relative_to(site.url).as_posix() for path in Path(site.url).rglob("*") if path.is_file()}
     return {name for name in found if not name.startswith(CATALOG_FILE)}
 
 
-def needed_files(place: Place) -> set[str]:
-    """Every object that the catalog relies on."""
-    with closing(open_catalog(site_of(place).catalog_url, create=False)) as catalog:
-        documents = {commit.document for commit in catalog.commits(deleted=True)}
-        packs = {pack_key(pack.name) for pack in catalog.packs() if pack.state == "live" and pack.needed_by}
-    return {KEY} | documents | packs | {name for name in files(place) if name.startswith(PREFIX)}
+def needed_of(stored: set[str], catalog: Catalog) -> set[str]:
+    """The objects that a store relies on; those that are stored tell how it was made."""
+    documents = {commit.document for commit in catalog.commits(deleted=True)}
+    packs = {pack_key(pack.name) for pack in catalog.packs() if pack.state == "live" and pack.needed_by}
+    return {KEY} | documents | packs | {name for name in stored if name.startswith(PREFIX)}
 
 
 def expire_sessions(place: Place) -> None:

@@ -12,12 +12,16 @@ import random
 import sys
 from itertools import count
 
+import psycopg  # noqa: F401 - once, for all of them
+import s3fs  # noqa: F401
+
 import ckptstore
 import ckptstore.operations.background
 import ckptstore.operations.checkout
 import ckptstore.operations.commit
 import ckptstore.operations.restore
-from ckptstore.testing.audit import CHUNK_BYTES, Site, state_of
+from ckptstore.store import Store
+from ckptstore.testing.audit import Site, state_of
 
 RUNS = ("main", "other")
 
@@ -29,7 +33,8 @@ def say(*words):
 class Writer:
     def __init__(self, site, seed):
         self.random = random.Random(seed)
-        self.stores = {run: Site(**site).open(run, chunk_bytes=CHUNK_BYTES) for run in RUNS}
+        parts = Site(**site).parts(create=True)
+        self.stores = {run: Store(parts, run) for run in RUNS}
         self.next = {run: 1 + (store.latest() or 0) for run, store in self.stores.items()}
         say("begin work - 0")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 import ckptstore
-from ckptstore.catalog.catalog import open_catalog
 from ckptstore.errors import GcRefused, StepExists, StepProtected, StorageError
 from ckptstore.format.packs import pack_key
 from ckptstore.store import Store
@@ -23,7 +21,7 @@ from ckptstore.testing.audit import (
     drifting,
     expire_sessions,
     files,
-    needed_files,
+    needed_of,
     unheld,
 )
 from ckptstore.testing.equality import assert_same
@@ -159,7 +157,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.deleted += [(step, self.live.pop(step)) for step in report.deleted]
         if grace == 0:
             self.deleted.clear()
-            assert self.abandoned or files(self.site) == needed_files(self.site)
+            stored = files(self.site)
+            assert self.abandoned or stored == needed_of(stored, self.parts.catalog)
 
     def kept_by(self, policy):
         if isinstance(policy, ckptstore.KeepLast):
@@ -186,11 +185,11 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_leaked(self):
         """Every file is needed, or known to the catalog as garbage: a dead writer's once its lease is over."""
-        stored, needed = files(self.site), needed_files(self.site)
+        stored = files(self.site)
+        needed = needed_of(stored, self.parts.catalog)
         assert needed <= stored
         if not self.abandoned:
-            with closing(open_catalog(self.site.catalog_url, create=False)) as catalog:
-                garbage = catalog.garbage(0)
+            garbage = self.parts.catalog.garbage(0)
             assert stored - needed <= {*garbage.documents, *map(pack_key, garbage.packs)}
 
     def steps_in_catalog(self, *, deleted):
