@@ -17,6 +17,18 @@ from ckptstore.testing.servers import Bucket
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads, of several tests at a time, only wait for each other
 
+_MADE_ONCE = ("crew", "answers", "straight")
+"""Fixtures that take long to make."""
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the marks in one of these hooks too
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One of the processes that run tests has all that need such a fixture."""
+    for item in items:
+        for name in _MADE_ONCE:
+            if name in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(name))
+
 
 def pytest_collection_finish() -> None:
     """Exempt what was imported from Python's garbage collection, which took a sixth of all time."""

@@ -116,14 +116,6 @@ def told(answers):
     return "\n".join(answer.get("told", "") if answer else "dead" for answer in answers)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the marks in one of these hooks too
-def pytest_collection_modifyitems(items):
-    """One of the processes that run tests has all that need the crew, so that there is one crew."""
-    for item in items:
-        if "crew" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("crew"))
-
-
 @pytest.fixture(scope="session")
 def crew(tmp_path_factory):
     """Four ranks."""

@@ -51,15 +51,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(folder):
+def answers(folder):
     """Scenario → what each rank says of it."""
     said, statuses = run(folder, *SCENARIOS)
     assert statuses == [0, 0]
     return dict(zip(SCENARIOS, zip(*said, strict=True), strict=True))
 
 
-def test_a_signal_of_one_leads_to_one_last_commit_of_all(told, folder):
-    assert told["signalled"] == ([[0, 3, 4], 4], [[0, 3, 4], 4])
+def test_a_signal_of_one_leads_to_one_last_commit_of_all(answers, folder):
+    assert answers["signalled"] == ([[0, 3, 4], 4], [[0, 3, 4], 4])
     with ckptstore.open(folder / "store", run="signalled") as store:
         assert store.steps() == [0, 3, 4]
 
@@ -71,54 +71,54 @@ def test_so_it_does_among_three(tmp_path):
     assert said == [[[[0, 3, 4], 4]]] * 3
 
 
-def test_the_policy_of_rank_0_decides(told):
-    assert told["policies"] == ([2, [1, 4]], [2, [1, 4]])
+def test_the_policy_of_rank_0_decides(answers):
+    assert answers["policies"] == ([2, [1, 4]], [2, [1, 4]])
 
 
-def test_another_step_is_told_to_all(told):
-    first, second = told["steps"]
+def test_another_step_is_told_to_all(answers):
+    first, second = answers["steps"]
     assert first == second
     assert first[0] == "InvalidArgument" and "steps 3 to 4" in first[1]
 
 
-def test_they_save_together_in_the_background(told):
-    assert told["shards"] == ([[0, 2, 4], [2.0], 20], [[0, 2, 4], [2.0], 21])
+def test_they_save_together_in_the_background(answers):
+    assert answers["shards"] == ([[0, 2, 4], [2.0], 20], [[0, 2, 4], [2.0], 21])
 
 
-def test_they_save_once_what_is_the_same(told):
-    assert told["replicas"] == ([["w", [3000]]] * 4, [["w", [3000]]] * 4)
+def test_they_save_once_what_is_the_same(answers):
+    assert answers["replicas"] == ([["w", [3000]]] * 4, [["w", [3000]]] * 4)
 
 
-def test_a_failure_of_one_is_told_to_all_and_they_stay_together(told, folder):
-    first, second = told["failing"]
+def test_a_failure_of_one_is_told_to_all_and_they_stay_together(answers, folder):
+    first, second = answers["failing"]
     assert first[0] == "RankFailed" and "rank 1 failed: StorageFull: no space" in first[1]
     assert second == ["StorageFull", "no space"]
     with ckptstore.open(folder / "store", run="failing") as store:
         assert store.steps() == [2]
 
 
-def test_a_policy_that_fails_leaves_nobody_waiting(told):
-    assert [name for name, _ in told["policy_fails"]] == ["ZeroDivisionError", "RankFailed"]
+def test_a_policy_that_fails_leaves_nobody_waiting(answers):
+    assert [name for name, _ in answers["policy_fails"]] == ["ZeroDivisionError", "RankFailed"]
 
 
-def test_all_restore_what_rank_0_finds_newest(told):
-    assert told["newest"] == ([2, 2], [3, 2])
+def test_all_restore_what_rank_0_finds_newest(answers):
+    assert answers["newest"] == ([2, 2], [3, 2])
 
 
-def test_all_learn_that_there_is_nothing(told):
-    assert [name for name, _ in told["nothing"]] == ["StepNotFound"] * 2
+def test_all_learn_that_there_is_nothing(answers):
+    assert [name for name, _ in answers["nothing"]] == ["StepNotFound"] * 2
 
 
-def test_all_learn_that_rank_0_could_not_look(told):
-    assert [name for name, _ in told["looking_fails"]] == ["StorageFull", "RankFailed"]
+def test_all_learn_that_rank_0_could_not_look(answers):
+    assert [name for name, _ in answers["looking_fails"]] == ["StorageFull", "RankFailed"]
 
 
-def test_groups_do_not_hear_of_each_other(told):
-    assert told["alone"] == ([False, False, False], [True, False])
+def test_groups_do_not_hear_of_each_other(answers):
+    assert answers["alone"] == ([False, False, False], [True, False])
 
 
-def test_old_steps_are_dropped(told):
-    assert told["kept"] == ([4, 5], [4, 5])
+def test_old_steps_are_dropped(answers):
+    assert answers["kept"] == ([4, 5], [4, 5])
 
 
 @pytest.mark.crash
