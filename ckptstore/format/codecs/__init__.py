@@ -37,16 +37,15 @@ def encode(raw: memoryview, form: Form = BYTES, base: memoryview | None = None, 
     """The smallest of the encodings that a level looks at, as far as samples tell; it is never larger than `raw`.
 
     "none" stores bytes as they are. "light" looks at zstd, where much is to be saved, "fast" at zstd and planes. "auto"
-    and "best" look at the difference to `base` too, the raw bytes of an older chunk, and take it where it saves more
-    than reading another chunk costs; "best" encodes in the two ways that seem best.
+    and "best" look at the difference to `base` too, the raw bytes of an older chunk, where it saves more than reading
+    that one costs; "best" takes the smaller of the two encodings that seem best.
     """
     if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
         from ckptstore.format.codecs.choice import candidates
 
         tries = 2 if level == "best" else 1
-        found = candidates(raw, form, base, level)[:tries]
-        encoded = [(each.dearness, Encoded(each.codec, each.encode())) for each in found]
-        _, best = min(encoded, key=lambda each: each[0] * len(each[1].payload), default=(1, None))
-        if best is not None and len(best.payload) < len(raw):
-            return best
+        encoded = [Encoded(found.codec, found.encode()) for found in candidates(raw, form, base, level)[:tries]]
+        smallest = min(encoded, key=lambda each: len(each.payload), default=None)
+        if smallest is not None and len(smallest.payload) < len(raw):
+            return smallest
     return Encoded(RAW.number, RAW.encode(raw))
