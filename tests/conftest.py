@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what was imported from Python's garbage collection, which took a sixth of all time."""
+    """Exempt what was imported from Python's garbage collection, which took a sixth of the time of stores' tests."""
     gc.collect()
     gc.freeze()
 

@@ -65,6 +65,22 @@ def test_another_chunk_is_relied_on_for_more_than_an_eighth(moved, codec):
         assert check(now, FLOATS, raw_of(before), level) == codec.number
 
 
+@pytest.mark.parametrize("moved", [0.0001, 0.001, 0.01, 0.1, 0.139, 0.2])
+def test_the_best_level_is_never_larger_than_auto(moved):
+    """Also of numbers that it codes much better alone, so that the difference saves less beside that."""
+    draw = np.random.default_rng(0)
+    for before in (draw.uniform(0.5, 0.99, 100_000).astype("<f4"), trained(100_000)):
+        now = (before * (1 + draw.normal(0, moved, len(before)))).astype("<f4")
+        for array, base in ((now, before), (halves_of(now), halves_of(before))):
+            form = Form(array.itemsize, floating=True)
+            best, auto = (encode(raw_of(array), form, raw_of(base), level) for level in ("best", "auto"))
+            assert len(best.payload) <= len(auto.payload)
+
+
+def halves_of(array):
+    return (array.view("<u4") >> np.uint32(16)).astype("<u2")
+
+
 @pytest.mark.parametrize("count", [20_000, 300_001])
 def test_a_difference_is_decoded_with_a_base_however_that_is_encoded(count):
     base = trained(count)
@@ -79,8 +95,7 @@ def test_a_difference_is_decoded_with_a_base_however_that_is_encoded(count):
 @pytest.mark.parametrize("count", [10_003, 500_000])
 def test_the_best_level_codes_mantissas_too(count):
     uniform = np.random.default_rng(0).uniform(-0.7, 0.7, count).astype("<f4")
-    halves = (uniform.view("<u4") >> np.uint32(16)).astype("<u2")
-    for form, array in ((FLOATS, uniform), (Form(2, floating=True), halves)):
+    for form, array in ((FLOATS, uniform), (Form(2, floating=True), halves_of(uniform))):
         assert check(raw_of(array), form, None, "best") == PLANES.number
         assert len(encode(raw_of(array), form, None, "best").payload) < len(encode(raw_of(array), form).payload)
 

@@ -124,8 +124,10 @@ def test_fail_the_nth(template, tmp_path, name, fail, after):
         assert KEPT - gone(name) <= assert_whole(place)
         with site_of(place).open() as store:
             act(store)
+        expected = KEPT - gone(name) | ADDED.get(name, set())
+        assert assert_whole(place) == expected
         assert_nothing_leaked(place)
-        assert assert_whole(place) == KEPT - gone(name) | ADDED.get(name, set())
+        assert assert_whole(place) == expected
         shutil.rmtree(place)
         if not failed:
             break
