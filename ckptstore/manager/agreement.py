@@ -1,4 +1,4 @@
-"""What the processes that train together agree on."""
+"""What the processes that train together agree on, step by step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ballot:
     failed: bool
 
 
-class Ranks:
+class Agreement:
     """The processes of a group, or this one alone when there is none.
 
     They talk over a group of their own, which is made here, by all of them.
