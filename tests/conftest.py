@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from hypothesis import settings
 
 from ckptstore.testing import servers
 from ckptstore.testing.proxy import Proxy
 from ckptstore.testing.servers import Bucket
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads, of several tests at a time, only wait for each other
+
+settings.register_profile("patient", settings.default, deadline=None)  # the first example may import or compile
+settings.load_profile("patient")
 
 _MADE_ONCE = ("crew", "answers", "straight")
 """Fixtures that take long to make."""

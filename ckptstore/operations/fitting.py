@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 _EXTRA_STATE = object()
 """Stands for the owner of what a module's `get_extra_state` gave."""
+
+
+class _Met(NamedTuple):
+    """A live array of which the commit has one too, and what keeps it from taking that one's bytes."""
+
+    leaf: TensorLeaf
+    misfit: str | None
 
 
 class Fitting:
@@ -65,15 +72,11 @@ class Fitting:
     @cached_property
     def targets(self) -> dict[str, Array]:
         """Live arrays that are filled where they are."""
-        fitting: dict[str, Array] = {}
-        for path, entry in self.wanted.items():
-            leaf = self._flat.leaves.get(path)
-            if not isinstance(leaf, TensorLeaf) or not isinstance(entry, TensorEntry):
-                continue
-            is_part = path.rpartition("/")[0] in self.rebuilt
-            if not is_part and path not in self._torn and self._misfit(path, entry, leaf) is None:
-                fitting[path] = leaf.tensor
-        return fitting
+        return {
+            path: met.leaf.tensor
+            for path, met in self._met.items()
+            if met.misfit is None and path not in self._torn and path.rpartition("/")[0] not in self.rebuilt
+        }
 
     @cached_property
     def sharded(self) -> dict[str, DTensor]:
@@ -154,6 +157,16 @@ class Fitting:
                 assert is_sharded(made)
                 yield path, made
 
+    @cached_property
+    def _met(self) -> dict[str, _Met]:
+        """The paths at which both have an array."""
+        pairs = ((path, entry, self._flat.leaves.get(path)) for path, entry in self.wanted.items())
+        return {
+            path: _Met(leaf, self._misfit(path, entry, leaf))
+            for path, entry, leaf in pairs
+            if isinstance(leaf, TensorLeaf) and isinstance(entry, TensorEntry)
+        }
+
     def _misfit(self, path: str, entry: TensorEntry, leaf: TensorLeaf) -> str | None:
         """What keeps the array from taking the entry's bytes, or its part of them."""
         whole = self._flat.sharded.get(path)
@@ -168,8 +181,8 @@ class Fitting:
             leaf = self._flat.leaves.get(path)
             if leaf is None or not self._must_fit(path) or path.rpartition("/")[0] in self.rebuilt:
                 continue
-            if isinstance(leaf, TensorLeaf) and isinstance(wanted, TensorEntry):
-                misfit = self._misfit(path, wanted, leaf)
+            if path in self._met:
+                misfit = self._met[path].misfit
                 if misfit is not None:
                     yield misfit
             elif self._is_free(path):

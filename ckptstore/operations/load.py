@@ -153,7 +153,7 @@ def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fet
     plain = None if lane_of_array(target) is not None else writable_bytes(target)
     place = partial(_place, uploads, target, entry)
     digests = chunk_digests(entry, chunks.digest.size)
-    if plain is not None and selection == everything(entry.shape) and grid.is_consecutive:
+    if plain is not None and selection.full_shape == entry.shape and grid.is_consecutive:
         yield from _pieces(plain, grid.sizes(entry.itemsize), digests, label)
         return
     for part in selection.parts(grid):

@@ -13,7 +13,7 @@ from ckptstore.format.codecs.zstd import Zstd
 
 _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
-_MUCH = 0.7
+_MUCH = 0.5  # otherwise a fast disk has written a chunk before it is encoded
 _RELIANCE = 0.88
 """What a difference may be of what the chunk is alone: another one must be read before, which takes as long again."""
 _RELYING = ("auto", "best")
