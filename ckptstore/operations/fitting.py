@@ -19,7 +19,7 @@ from ckptstore.state.paths import join, segment, split
 from ckptstore.state.shards import is_sharded
 from ckptstore.state.stateful import StateDict
 from ckptstore.state.tensors import Array, TensorLeaf, byte_range, check_fits, is_plain_memory, same_place, share_memory
-from ckptstore.state.tree import Flat, find_stateful, flatten
+from ckptstore.state.tree import Flat, flatten
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -47,7 +47,7 @@ class Fitting:
     ) -> None:
         self._manifest, self._globs, self._strict = manifest, globs, strict
         self._flat = flatten(into, allow_pickle=True)
-        owners = find_stateful(into)
+        owners = self._flat.owners
         self.extra_states = frozenset(_extra_states(self._flat, owners))
         self._owners = owners | dict.fromkeys(self.extra_states, _EXTRA_STATE)
 

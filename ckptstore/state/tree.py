@@ -44,6 +44,7 @@ class Flat:
         containers: path → inner node; "" is the root.
         aliases: groups of paths that show the same memory in the same way.
         stateful: path → object whose state_dict stands there.
+        owners: those of them that are not part of another one's state.
         sharded: path → DTensor; its leaf is the part that this process has.
         replicated: paths of leaves that are to be taken for the same on all ranks that have them.
     """
@@ -52,6 +53,7 @@ class Flat:
     containers: dict[str, Container]
     aliases: tuple[tuple[str, ...], ...]
     stateful: dict[str, object]
+    owners: dict[str, object] = field(default_factory=dict)
     sharded: dict[str, DTensor] = field(default_factory=dict)
     replicated: frozenset[str] = frozenset()
 
@@ -76,14 +78,7 @@ def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False, repl
     walk = _Walk(allow_pickle)
     walk.enter(_checked(app_state), "")
     same = frozenset(filter(selector(replicated), walk.leaves))
-    return Flat(walk.leaves, walk.containers, walk.aliases(), walk.stateful, walk.sharded, same)
-
-
-def find_stateful(app_state: Mapping[str, object]) -> dict[str, Any]:
-    """Path → object of every stateful that is not part of another one's state. Raises as `flatten` does."""
-    walk = _Walk(allow_pickle=True, into_stateful=False)
-    walk.enter(_checked(app_state), "")
-    return walk.stateful
+    return Flat(walk.leaves, walk.containers, walk.aliases(), walk.stateful, walk.owners, walk.sharded, same)
 
 
 def unflatten(
@@ -133,11 +128,12 @@ def _checked(app_state: object) -> dict[str, object]:
 @dataclass(slots=True)
 class _Walk:
     allow_pickle: bool
-    into_stateful: bool = True
     leaves: dict[str, TensorLeaf | Value] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
     stateful: dict[str, object] = field(default_factory=dict)
+    owners: dict[str, object] = field(default_factory=dict)
     sharded: dict[str, DTensor] = field(default_factory=dict)
+    _statefuls: int = 0
     _at_pointer: dict[int, list[str]] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
 
@@ -160,8 +156,11 @@ class _Walk:
     def enter(self, value: Any, path: str) -> None:
         if is_stateful(value):
             self.stateful[path] = value
-            if self.into_stateful:
-                self.visit(value.state_dict(), path)
+            if not self._statefuls:
+                self.owners[path] = value
+            self._statefuls += 1
+            self.visit(value.state_dict(), path)
+            self._statefuls -= 1
             return
         opened = open_container(value, path)
         if opened is not None:

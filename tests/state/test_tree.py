@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from ckptstore.errors import InvalidArgument, PathNotFound, PickleRefused, StateError, UnknownType, UnsupportedLeaf
 from ckptstore.format.manifest import Container, TensorEntry
 from ckptstore.state.tensors import TensorLeaf, allocate, chunk_bytes, finish, write_box
-from ckptstore.state.tree import Flat, find_stateful, flatten, narrow, unflatten
+from ckptstore.state.tree import Flat, flatten, narrow, unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import STATES, Frozen, Pair, Point, Record, record
@@ -389,6 +389,6 @@ def test_parts_of_composites_are_live():
 
 def test_statefuls_are_found_where_they_lie():
     inner, outer = Stateful({"x": 1}), Stateful(Stateful({"y": 1}))
-    found = find_stateful({"a": [inner, 1], "b": outer, "c": {"d": 5}})
+    found = flatten({"a": [inner, 1], "b": outer, "c": {"d": 5}}).owners
     assert found == {"a/0": inner, "b": outer}
     assert set(flatten({"a": [inner, 1], "b": outer}).leaves) == {"a/0/x", "a/1", "b/y"}
