@@ -153,3 +153,8 @@ def test_a_chunk_that_a_frame_may_not_stand_for_stays_raw():
 def test_light_takes_what_shrinks_much_and_nothing_else():
     assert check(memoryview(bytes(1 << 16)), FLOATS, None, "light") == ZSTD.number
     assert check(raw_of(trained(1 << 14)), FLOATS, None, "light") == RAW.number
+    rows = trained(1 << 20).reshape(1024, 1024)
+    rows[::4] = 0  # 0.7 of it is left
+    assert check(raw_of(rows), FLOATS, None, "light") == RAW.number
+    rows[::2] = rows[1::4] = 0  # 0.24
+    assert check(raw_of(rows), FLOATS, None, "light") == ZSTD.number
