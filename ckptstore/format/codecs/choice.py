@@ -14,9 +14,8 @@ from ckptstore.format.codecs.zstd import Zstd
 _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
 _MUCH = 0.5  # otherwise a fast disk has written a chunk before it is encoded
-_RELIANCE = 0.88
+_RELIANCE: dict[Effort, float] = {"auto": 0.88, "best": 0.98}
 """What a difference may be of what the chunk is alone: another one must be read before, which takes as long again."""
-_RELYING = ("auto", "best")
 
 
 class Candidate(NamedTuple):
@@ -43,7 +42,7 @@ def _candidates(raw: memoryview, form: Form, base: memoryview | None, level: Eff
     plans = planes.plans(raw, form, thorough=level == "best")
     for plan in plans:
         yield Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw))
-    if base is not None and len(base) == len(raw) and level in _RELYING:
+    if base is not None and len(base) == len(raw) and level in _RELIANCE:
         change = delta.plan(raw, form, base)
-        if change.share < _RELIANCE * min(plain, plans[0].share):
+        if change.share < _RELIANCE[level] * min(plain, plans[0].share):
             yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base))

@@ -52,11 +52,12 @@ class PartReader:
         self._layout = [(way.bits, width) for way, width in zip(plan.ways, plan.cut.sizes, strict=True)]
         self._frames: list[memoryview] = []
         self._sizes: list[int] = []
+        self._size = 0
         self._rows: list[tuple[int, int, int]] = []
 
     def read(self, blocks: Sequence[Block], tools: Tools) -> Parts:
         """All parts of the next blocks, of as many of these as are decoded together."""
-        self._frames, self._sizes, self._rows = [], [], []
+        self._frames, self._sizes, self._size, self._rows = [], [], 0, []
         taken = 0
         for block in blocks:
             taken += 1
@@ -67,7 +68,7 @@ class PartReader:
                 else:
                     self._add(symbols_of(count, bits))
                     self._add_others(count)
-            if sum(self._sizes) >= _TOGETHER:
+            if self._size >= _TOGETHER:
                 break
         table = np.array(self._rows, np.int64).reshape(taken, -1, 3)
         return Parts(self._stored, tools.decoder.decode(self._frames, self._sizes), table)
@@ -81,8 +82,9 @@ class PartReader:
         elif stop - start == 1:
             self._rows.append((ALIKE, self._payload[start], size))
         else:
-            self._rows.append((DECODED, sum(self._sizes), size))
+            self._rows.append((DECODED, self._size, size))
             self._sizes.append(size)
+            self._size += size
             self._frames.append(self._payload[start:stop])
 
     def _add_others(self, count: int) -> None:
