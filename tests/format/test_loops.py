@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.loops import Loops
-from ckptstore.format.codecs.squeezing import NARROW, per_byte, symbols_of
+from ckptstore.format.codecs.squeezing import NARROW, best_offset, per_byte, symbols_of
 from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.words import BLOCK_WORDS, word_type
 
@@ -70,6 +70,20 @@ def planes(draw):
     far[240::240] |= draw(st.booleans())
     plane[far] = rng.integers(0, 256, int(far.sum()), np.uint8)
     return plane
+
+
+@given(planes())
+def test_bytes_are_counted(plane):
+    for loops in BOTH:
+        assert loops.count(unaligned(plane)).tolist() == [int((plane == value).sum()) for value in range(256)]
+
+
+@given(planes() | SEEDS.map(lambda seed: noise(300, 1, seed)), st.sampled_from(NARROW))
+def test_best_offset_is_where_the_most_neighbours_are(plane, bits):
+    near = [int((plane - np.uint8(offset) < 1 << bits).sum()) for offset in range(256)]
+    offset, share = best_offset(BOTH[0].count(plane), bits)
+    assert near[offset] == max(near)
+    assert share == max(near) / max(len(plane), 1)
 
 
 @given(planes(), st.sampled_from(NARROW), st.sampled_from([0, 100, 255]))

@@ -12,7 +12,7 @@ from ckptstore.format.codecs.compiling import Loop, compiled, given, kind, read
 from ckptstore.format.codecs.loops import Array, Loops, leads_out
 from ckptstore.format.codecs.parts import Parts
 from ckptstore.format.codecs.planar import Plan
-from ckptstore.format.codecs.squeezing import FAR, POWERS, per_byte
+from ckptstore.format.codecs.squeezing import FAR, POWERS, Counts, per_byte
 from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
 
 _FAR, _POWERS = FAR, len(POWERS)
@@ -36,6 +36,12 @@ class CompiledLoops(Loops):
     def cut_fields(self, words: Words, split: int, center: int, byte: Plane, others: Plane) -> None:
         """See `Loops.cut_fields`."""
         _cutting(split)(words, center, byte, others)
+
+    def count(self, plane: Plane) -> Counts:
+        """See `Loops.count`."""
+        counts = np.zeros(256, np.intp)
+        _counting()(plane, counts)
+        return counts
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
         """See `Loops.squeeze`."""
@@ -76,6 +82,15 @@ def _cutting(split: int) -> Loop:
             others[place] = (word & behind) | (word >> 8 & before)
 
     return compiled(cut, types.void(read(2), kind(2), given(1), given(1)))
+
+
+@cache
+def _counting() -> Loop:
+    def count(plane: Plane, counts: Counts) -> None:
+        for place in range(plane.size):
+            counts[plane[place]] += 1
+
+    return compiled(count, types.void(read(1), types.intp[::1]))
 
 
 @cache

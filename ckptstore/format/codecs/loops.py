@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs.squeezing import FAR, HOPS, POWERS, STEPS, WHOLE, per_byte
+from ckptstore.format.codecs.squeezing import FAR, HOPS, POWERS, STEPS, WHOLE, Counts, per_byte
 from ckptstore.format.codecs.words import Plane, Words, signed
 
 if TYPE_CHECKING:
@@ -92,6 +92,10 @@ class Loops:
         np.bitwise_or(words, spare, out=words)
         if center:
             np.add(words, center, out=words)
+
+    def count(self, plane: Plane) -> Counts:
+        """How often each of the 256 bytes is found."""
+        return np.bincount(plane, minlength=256)
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
         """Fill `common`; gaps and others. See `squeezing`."""

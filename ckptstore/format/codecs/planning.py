@@ -8,7 +8,7 @@ import numpy as np
 
 from ckptstore.format.codecs.cutting import Cut, Cutter
 from ckptstore.format.codecs.planar import Plan, Way
-from ckptstore.format.codecs.squeezing import NARROW, best_offset, symbols_of
+from ckptstore.format.codecs.squeezing import NARROW, Counts, best_offset, symbols_of
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words
 
@@ -39,23 +39,28 @@ def centered(sample: Words, fields: Plan) -> Plan:
 
 def _best_way(plane: Plane, tools: Tools) -> tuple[Way, float]:
     """And the size to expect."""
-    whole = _size(plane, tools)
-    if whole >= len(plane):
-        return Way(coded=False), len(plane)
+    whole = len(tools.coder.encode(plane))
+    if whole == len(plane):
+        return Way(coded=False), whole
     if whole == 1:
         return Way(coded=True), whole
-    counts = np.bincount(plane, minlength=256)
-    sizes = {Way(coded=True): whole}
+    counts = tools.loops.count(plane)
+    sizes = {Way(coded=True): whole - _described(counts)}
     for bits in NARROW:
         offset, share = best_offset(counts, bits)
-        if share >= _COMMON:
-            common = tools.array(1, symbols_of(len(plane), bits), "common")
-            parts = (common, *tools.loops.squeeze(plane, bits, offset, common))
-            sizes[Way(True, bits, offset)] = _LENGTHS + sum(_size(part, tools) for part in parts)
+        if share < _COMMON:
+            break  # the neighbours that fewer bits tell are fewer
+        common = tools.array(1, symbols_of(len(plane), bits), "common")
+        parts = (common, *tools.loops.squeeze(plane, bits, offset, common))
+        sizes[Way(True, bits, offset)] = _LENGTHS + sum(_size(part, tools) for part in parts)
     best = min(sizes, key=lambda way: sizes[way])
     return best, sizes[best]
 
 
 def _size(part: Plane, tools: Tools) -> float:
     size = len(tools.coder.encode(part))
-    return size if size in {1, len(part)} else size - _DESCRIPTION * int(np.count_nonzero(np.bincount(part)))
+    return size if size in {1, len(part)} else size - _described(tools.loops.count(part))
+
+
+def _described(counts: Counts) -> float:
+    return _DESCRIPTION * int(np.count_nonzero(counts))

@@ -29,12 +29,19 @@ STEPS = np.concatenate([np.arange(FAR), HOPS, np.full(256 - FAR - len(HOPS), BLO
 """How far each gap leads; the last ones out of every plane."""
 
 
-def best_offset(counts: npt.NDArray[np.intp], bits: int) -> tuple[int, float]:
-    """Where the neighbours begin that most bytes are, of how often each value is found, and the share that they are."""
+_NOTHING = np.zeros(1, np.intp)
+
+Counts = npt.NDArray[np.intp]
+"""How often each of the 256 bytes is found."""
+
+
+def best_offset(counts: Counts, bits: int) -> tuple[int, float]:
+    """Where the neighbours begin that most bytes are, and the share that they are."""
     near = 1 << bits
-    within = np.convolve(np.concatenate([counts, counts[: near - 1]]), np.ones(near, int), "valid")
+    below = np.concatenate([_NOTHING, counts, counts[: near - 1]]).cumsum()
+    within = below[near:] - below[:-near]
     offset = int(within.argmax())
-    return offset, int(within[offset]) / max(int(counts.sum()), 1)
+    return offset, int(within[offset]) / max(int(below[len(counts)]), 1)
 
 
 def symbols_of(count: int, bits: int) -> int:
