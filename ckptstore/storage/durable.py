@@ -16,6 +16,7 @@ from ckptstore.storage.base import Buffer
 
 _BLOCK = 4 << 20
 _LARGE = 1 << 20
+_MUCH = 64 << 10
 _SECTOR = 512
 """What most disks want addresses, offsets and lengths to be multiples of."""
 _OF_THREAD = threading.local()
@@ -118,7 +119,7 @@ class _Writing:
             part = self._write_as_it_lies(part)
         while part:
             count = min(len(part), _BLOCK - self._used)
-            self._block[self._used : self._used + count] = part[:count]
+            _copy(part[:count], self._block[self._used : self._used + count])
             self._used, part = self._used + count, part[count:]
             if self._used == _BLOCK:
                 self._write([self._block])
@@ -166,6 +167,14 @@ def _own_block() -> memoryview:
         _OF_THREAD.block = memoryview(mmap.mmap(-1, _BLOCK))
     block: memoryview = _OF_THREAD.block
     return block
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    """What is large, without Python's lock, which others wait for."""
+    if source.readonly or len(source) < _MUCH:
+        target[:] = source
+    else:
+        ctypes.memmove(_address(target), _address(source), len(source))
 
 
 def _address(part: memoryview) -> int:
