@@ -50,15 +50,18 @@ class Tool(ABC):
 
 
 class Ckptstore(Tool):
-    """ckptstore: every save is the next step of one store."""
+    """ckptstore: every save is the next step of one store, which stays open from save to save, as in training."""
 
     name = "ckptstore"
     keeps_steps = True
 
+    def __init__(self) -> None:
+        self._store: ckptstore.Store | None = None
+
     def save(self, tensors: Tensors, folder: Path) -> None:
-        with ckptstore.open(folder) as store:
-            latest = store.latest()
-            store.commit({"state": tensors}, step=0 if latest is None else latest + 1)
+        store = self._store_at(folder)
+        latest = store.latest()
+        store.commit({"state": tensors}, step=0 if latest is None else latest + 1)
 
     def load(self, tensors: Tensors, folder: Path) -> None:
         with ckptstore.open(folder) as store:
@@ -73,6 +76,15 @@ class Ckptstore(Tool):
         with ckptstore.open(folder) as store:
             found: Tensor = store.read("latest", f"state/{name}")
             return found
+
+    def _store_at(self, folder: Path) -> ckptstore.Store:
+        """The one that is open, unless another folder is meant, or it was removed."""
+        if self._store is not None and self._store.url == str(folder) and folder.exists():
+            return self._store
+        if self._store is not None:
+            self._store.close()
+        self._store = ckptstore.open(folder)
+        return self._store
 
 
 class Dcp(Tool):
