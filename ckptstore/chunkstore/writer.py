@@ -36,7 +36,7 @@ _SOON = 8 << 20
 """From this size on a pack is put before it is full, when nothing new came after it."""
 _WINDOW_COPIES = 16 << 20
 _WINDOW_LOANS = 64 << 20
-_WINDOW_CHUNKS = 1 << 14
+_WINDOW_CHUNKS = 1 << 12
 _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 256
 _TOGETHER = 2

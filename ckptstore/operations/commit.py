@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import SessionFenced, StepExists
 from ckptstore.format import version
 from ckptstore.format.codecs import BYTES
-from ckptstore.format.grid import Division, Grid, default_chunk_shape
+from ckptstore.format.grid import Division, Grid, Index, default_chunk_shape
 from ckptstore.format.manifest import INLINE_TENSOR, INLINE_VALUE, Entry, Manifest, TensorEntry, Value, ValueEntry
 from ckptstore.operations.adam import Trained
 from ckptstore.operations.arrivals import Arrival, Arrivals
@@ -127,17 +128,31 @@ def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: 
     arrivals = Arrivals(writer, _on_devices(planned))
     order = trained.order({path: item.numbers(arrivals.missing(path)) for path, item in planned.items()})
     arrivals.begin(order)
-    pieces = {
-        path: item.pieces(partial(lineage.base, path), arrivals.of(path), likely_new=path not in steady)
-        for path, item in planned.items()
-    }
-    written = writer.write(trained.related(path, number, next(pieces[path])) for path, number in order)
+
+    def pieces(path: str) -> Iterator[Piece]:
+        return planned[path].pieces(partial(lineage.base, path), arrivals.of(path), likely_new=path not in steady)
+
+    written = writer.write(trained.related(path, number, piece) for path, number, piece in _in_order(order, pieces))
     held: dict[str, list[bytes]] = {path: [] for path in planned}
     for (path, _), digest in zip(order, written, strict=True):
         held[path].append(digest)
     arrivals.name(held)
     made = {path: replace(item.entry, chunks=b"".join(held[path])) for path, item in planned.items()}
     return Manifest({path: made[repeated.get(path, path)] for path in flat.leaves}, flat.containers, flat.aliases)
+
+
+def _in_order(
+    order: Sequence[tuple[str, int]], pieces: Callable[[str], Iterator[Piece]]
+) -> Iterator[tuple[str, int, Piece]]:
+    """Path, number and chunk. Leaves are begun and forgotten in turn: of many, Python would collect garbage in vain."""
+    left, begun = Counter(path for path, _ in order), dict[str, Iterator[Piece]]()
+    for path, number in order:
+        if path not in begun:
+            begun[path] = pieces(path)
+        yield path, number, next(begun[path])
+        left[path] -= 1
+        if not left[path]:
+            del begun[path]
 
 
 def _steady(flat: Flat, glances: Glances) -> set[str]:
@@ -162,7 +177,7 @@ def _plan(leaf: TensorLeaf | Value, division: Division) -> _Planned:
 def _plan_tensor(leaf: TensorLeaf, division: Division) -> _Planned:
     shape, itemsize = leaf.shape, leaf.itemsize
     small = leaf.nbytes <= INLINE_TENSOR
-    grid = Grid(shape, default_chunk_shape(shape, itemsize, division))
+    grid = _grid_of(shape, itemsize, division)
     entry = TensorEntry(
         library=leaf.library,
         dtype=leaf.dtype,
@@ -175,6 +190,11 @@ def _plan_tensor(leaf: TensorLeaf, division: Division) -> _Planned:
         parameter=leaf.parameter,
     )
     return _Planned(leaf, entry, None if small else grid)
+
+
+@lru_cache(1024)  # see `default_chunk_shape`
+def _grid_of(shape: Index, itemsize: int, division: Division) -> Grid:
+    return Grid(shape, default_chunk_shape(shape, itemsize, division))
 
 
 def _plan_value(value: Value, most: int) -> _Planned:
