@@ -230,7 +230,12 @@ def mark_changed(array: Array) -> None:
 
 def same_place(array: Array) -> Hashable:
     """Equal for two arrays that are one memory, whether or not autograd tracks them; lasts as long as the arrays."""
-    return identity(array.detach() if isinstance(array, Tensor) and pointer(array) else array)
+    address = pointer(array)
+    if not address or not array.nbytes:
+        return id(array)
+    if isinstance(array, Tensor):
+        return address, array.shape, array.stride(), array.dtype, array.device, array.is_conj(), array.is_neg()
+    return address, array.shape, array.strides, dtype_name(array.dtype)
 
 
 def share_memory(one: Array, other: Array) -> bool:
@@ -280,12 +285,8 @@ def on_host(array: Array) -> Array:
 
 def identity(array: Array) -> Hashable:
     """Equal for two arrays that show the same memory in the same way; lasts as long as the arrays."""
-    if not array.nbytes or lacks_address(array):
-        return id(array)
-    if not isinstance(array, Tensor):
-        return pointer(array), array.shape, array.strides, dtype_name(array.dtype)
-    form = array.shape, array.stride(), array.dtype, array.device, array.is_conj(), array.is_neg()
-    return pointer(array), form, array.requires_grad, type(array)
+    place = same_place(array)
+    return (place, array.requires_grad, type(array)) if isinstance(array, Tensor) else place
 
 
 def is_plain_memory(array: Array) -> bool:
