@@ -78,8 +78,9 @@ def test_bytes_are_counted(plane):
         assert loops.count(unaligned(plane)).tolist() == [int((plane == value).sum()) for value in range(256)]
 
 
-@given(planes() | SEEDS.map(lambda seed: noise(300, 1, seed)), st.sampled_from(NARROW))
-def test_best_offset_is_where_the_most_neighbours_are(plane, bits):
+@given(planes(), st.sampled_from([0, 100, 108, 115]), st.sampled_from(NARROW))
+def test_best_offset_is_where_the_most_neighbours_are(plane, shift, bits):
+    plane = plane - np.uint8(shift)  # 0 and 255 are neighbours too
     near = [int((plane - np.uint8(offset) < 1 << bits).sum()) for offset in range(256)]
     offset, share = best_offset(BOTH[0].count(plane), bits)
     assert near[offset] == max(near)
