@@ -79,7 +79,7 @@ class Ckptstore(Tool):
 
     def _store_at(self, folder: Path) -> ckptstore.Store:
         """The one that is open, unless another folder is meant, or it was removed."""
-        if self._store is not None and self._store.url == str(folder) and folder.exists():
+        if self._store is not None and self._store.url == os.path.abspath(folder) and folder.exists():
             return self._store
         if self._store is not None:
             self._store.close()
