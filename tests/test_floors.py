@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import statistics
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,18 @@ def test_imports_point_down(module):
             assert down or there == here or (here, there) in NEIGHBOURS, f"{name_of(module)}:{line} imports {there}"
         else:
             assert here in {"cli", "integrations", "testing"}, f"{name_of(module)}:{line} imports the face"
+
+
+def test_nothing_imports_what_imports_it():
+    names = {".".join(("ckptstore", *module.relative_to(HOUSE).with_suffix("").parts)): module for module in modules()}
+    known = {name.removesuffix(".__init__"): module for name, module in names.items()}
+
+    def imported(name: str) -> str | None:
+        """The module of that name, or that has it."""
+        return next((each for each in (name, name.rpartition(".")[0]) if each in known), None)
+
+    graph = {name: {imported(each) for each, _ in imports(module)} - {None} for name, module in known.items()}
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("module", modules(), ids=name_of)

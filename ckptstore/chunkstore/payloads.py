@@ -60,7 +60,8 @@ class Payloads:
         """Like `decode`, for a difference whose base is at hand as a payload alone, and rests on nothing."""
         from ckptstore.format.codecs.delta import Delta
 
-        Delta().decode_with(payload, out, base)
+        codec_numbered(base.codec).decode(memoryview(base.payload), out)
+        Delta().decode_onto(payload, out)
         self._check(location, out)
 
     def opened(self, location: ChunkLocation, payload: memoryview) -> memoryview:

@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ckptstore.state.fingerprints import WORDS, segments
-
 _WARPS = 8
 
 
@@ -73,7 +71,8 @@ def _hash_segment(
 
 def launch(tensors: Sequence[Tensor], keys: Tensor) -> Tensor:
     """What `fingerprints` gives, on the current stream of the keys' device."""
-    counts = torch.tensor([segments(tensor.nbytes) for tensor in tensors])
+    words = keys.shape[1]
+    counts = torch.tensor([-(-tensor.nbytes // (8 * words)) for tensor in tensors])
     places = torch.tensor([[tensor.data_ptr(), tensor.nbytes] for tensor in tensors])
     total = int(counts.sum())
     table = _on(keys.device, torch.stack([*places.T, counts.cumsum(0) - counts, counts]))
@@ -81,7 +80,7 @@ def launch(tensors: Sequence[Tensor], keys: Tensor) -> Tensor:
     owners = torch.repeat_interleave(counts, output_size=total)
     hashes = torch.empty(total, 2, dtype=torch.int64, device=keys.device)
     with torch.cuda.device_of(keys):  # type: ignore[no-untyped-call]
-        _hash_segment[(total,)](owners, bases, sizes, firsts, keys, hashes, count=WORDS, num_warps=_WARPS)
+        _hash_segment[(total,)](owners, bases, sizes, firsts, keys, hashes, count=words, num_warps=_WARPS)
     return hashes
 
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import compiled_unpacking, tools
 from ckptstore.format.codecs.compiled import CompiledLoops
-from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut
+from ckptstore.format.codecs.entropy import PlaneDecoder
+from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES, Cut, Plan, Way, blocks_of, borders_of, plan_of
 from ckptstore.format.codecs.loops import Loops
+from ckptstore.format.codecs.packing import pack
 from ckptstore.format.codecs.parts import PartReader
-from ckptstore.format.codecs.planar import LENGTH, Plan, Way, blocks_of, borders_of, pack, plan_of
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE
 from ckptstore.format.codecs.unpacking import Unpacking
 from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, word_type
@@ -159,7 +160,7 @@ def test_no_payload_makes_much_be_decoded_at_once():
     payload = memoryview(pack(plan, len(words), alternating, memoryview(b"")))
     reader = PartReader(payload, plan_of(payload), borders_of(payload, plan, len(words), 0))
     while blocks:
-        parts = reader.read(blocks, tools.Tools())
+        parts = reader.read(blocks, PlaneDecoder())
         assert len(parts.table) > 0
         assert len(parts.decoded) < 5 << 20
         blocks = blocks[len(parts.table) :]

@@ -119,13 +119,14 @@ import re
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from ckptstore.state import fingerprint_kernel as kernel
+from ckptstore.state.fingerprints import WORDS
 names = ("owners", "bases", "sizes", "firsts", "keys", "hashes")
 signature = {name: "*i64" for name in names} | {"count": "constexpr"}
 divisible = {(place,): [["tt.divisibility", 16]] for place in range(len(names))}
-source = ASTSource(kernel._hash_segment, signature, {"count": kernel.WORDS}, divisible)
+source = ASTSource(kernel._hash_segment, signature, {"count": WORDS}, divisible)
 made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": kernel._WARPS})
 loads = re.findall(r"ld[.]global[.]cg[.](\\S+)", made.asm["ptx"])
-assert loads == ["v2.b64"] * (kernel.WORDS // 2 // (32 * kernel._WARPS)), loads
+assert loads == ["v2.b64"] * (WORDS // 2 // (32 * kernel._WARPS)), loads
 """
 
 

@@ -3,7 +3,7 @@
 ::
 
     header      kind, number, rounding (u8 each), 5 zeros, the coefficients of the kind (f64 each)
-    difference  of the words to those predicted from the bases, as `planar` has it
+    difference  of the words to those predicted from the bases, as `layout` has it
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Ro
 from ckptstore.format.codecs.adam_steps import Step
 from ckptstore.format.codecs.base import BYTES, Form, NoGain
 from ckptstore.format.codecs.delta import differences
-from ckptstore.format.codecs.planar import Block, Plan, blocks_of, pack
+from ckptstore.format.codecs.layout import Block, Plan, blocks_of
+from ckptstore.format.codecs.packing import pack
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.unpacking import Unpacking

@@ -10,9 +10,8 @@ import numpy.typing as npt
 from numba import types
 
 from ckptstore.format.codecs.compiling import Loop, compiled, given, helping, kind, read
-from ckptstore.format.codecs.cutting import EXPONENT, WHOLE_BYTES, Cut
+from ckptstore.format.codecs.layout import EXPONENT, WHOLE_BYTES, Cut, Plan
 from ckptstore.format.codecs.parts import ALIKE, DECODED, Parts
-from ckptstore.format.codecs.planar import Plan
 from ckptstore.format.codecs.squeezing import STEPS, WHOLE, per_byte
 from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
 

@@ -2,46 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from ckptstore.format.codecs.layout import EXPONENT, WHOLE_BYTES, Cut
 from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.words import Plane, Words, word_type
-
-WHOLE_BYTES = 8
-EXPONENT = 7
-"""The bit where the exponent of a bfloat16 and of a float32 begins, of their first 16."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How words of `width` bytes are cut.
-
-    The first 16 bits of a word are cut into the eight from bit `split` on, bit 0 being the last, and the eight others:
-    by 7, a float's exponent is one byte, and its sign and the first of its mantissa are the other; by 3, a byte is what
-    varies of an exponent from which `center` is subtracted before, and what is not even of the mantissa.
-
-    `kept`: the lower halves of the words stay whole and are one plane. `signed`: lower halves are signed numbers, and
-    so are bytes, so that words near 0 on either side have zeros in front.
-    """
-
-    width: int
-    split: int = WHOLE_BYTES
-    center: int = 0
-    kept: bool = False
-    signed: bool = False
-
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes a word has in each plane, the first bytes of the words first."""
-        half = self.width // 2
-        return [1] * half + [half] if self.kept else [1] * self.width
-
-    @property
-    def rest(self) -> int:
-        """The bits of the second byte that lie behind the first one; the others lie before it."""
-        return (1 << self.split) - 1
 
 
 class Cutter:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs import codec_numbered
-from ckptstore.format.codecs.base import BYTES, DELTA, Buffer, Encoded, Form
-from ckptstore.format.codecs.cutting import Cut
-from ckptstore.format.codecs.planar import Block, Plan, pack
+from ckptstore.format.codecs.base import BYTES, DELTA, Buffer, Form
+from ckptstore.format.codecs.layout import Block, Cut, Plan
+from ckptstore.format.codecs.packing import pack
 from ckptstore.format.codecs.planes import width_of
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.tools import Tools
@@ -52,11 +51,10 @@ class Delta:
         if [len(base) for base in bases] != [len(out)]:
             raise CorruptData(f"a difference of {len(out)} bytes needs one base of as many")
         out[:] = bases[0]
-        Unpacking(payload, out).run(onto=True)
+        self.decode_onto(payload, out)
 
-    def decode_with(self, payload: memoryview, out: memoryview, base: Encoded) -> None:
-        """`decode` with a base that is encoded itself, and rests on nothing: there is no memory for it beside `out`."""
-        codec_numbered(base.codec).decode(memoryview(base.payload), out)
+    def decode_onto(self, payload: memoryview, out: memoryview) -> None:
+        """`decode` where `out` holds the base: there is no memory for it beside. Raises CorruptData."""
         Unpacking(payload, out).run(onto=True)
 
 

@@ -7,18 +7,15 @@ numpy casts within an operation more slowly than before it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ckptstore.errors import CorruptData
+from ckptstore.format.codecs.layout import Plan
+from ckptstore.format.codecs.parts import Parts
 from ckptstore.format.codecs.squeezing import FAR, HOPS, POWERS, STEPS, WHOLE, Counts, per_byte
 from ckptstore.format.codecs.words import Plane, Words, signed
-
-if TYPE_CHECKING:
-    from ckptstore.format.codecs.parts import Parts
-    from ckptstore.format.codecs.planar import Plan
 
 Places = npt.NDArray[np.intp]
 Array = Callable[[int, int, str], Words]

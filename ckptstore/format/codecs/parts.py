@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs.planar import LENGTH, Block, Plan
+from ckptstore.format.codecs.entropy import PlaneDecoder
+from ckptstore.format.codecs.layout import LENGTH, Block, Plan
 from ckptstore.format.codecs.squeezing import WHOLE, symbols_of
-from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.words import Plane
 
 STORED, DECODED, ALIKE = range(3)
@@ -55,7 +55,7 @@ class PartReader:
         self._size = 0
         self._rows: list[tuple[int, int, int]] = []
 
-    def read(self, blocks: Sequence[Block], tools: Tools) -> Parts:
+    def read(self, blocks: Sequence[Block], decoder: PlaneDecoder) -> Parts:
         """All parts of the next blocks, of as many of these as are decoded together."""
         self._frames, self._sizes, self._size, self._rows = [], [], 0, []
         taken = 0
@@ -71,7 +71,7 @@ class PartReader:
             if self._size >= _TOGETHER:
                 break
         table = np.array(self._rows, np.int64).reshape(taken, -1, 3)
-        return Parts(self._stored, tools.decoder.decode(self._frames, self._sizes), table)
+        return Parts(self._stored, decoder.decode(self._frames, self._sizes), table)
 
     def _add(self, size: int, skipped: int = 0) -> None:
         """The next part, which stands for so many bytes, but for the first ones of it."""

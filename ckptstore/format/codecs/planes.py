@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckptstore.format.codecs.base import BYTES, PLANES, Buffer, Form
-from ckptstore.format.codecs.cutting import Cut
-from ckptstore.format.codecs.planar import Plan, pack
+from ckptstore.format.codecs.layout import Cut, Plan
+from ckptstore.format.codecs.packing import pack
 from ckptstore.format.codecs.planning import centered, planned
 from ckptstore.format.codecs.unpacking import Unpacking
 from ckptstore.format.codecs.words import WIDTHS, sampled, words_of

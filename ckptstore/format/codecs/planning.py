@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckptstore.format.codecs.cutting import Cut, Cutter
-from ckptstore.format.codecs.planar import Plan, Way
+from ckptstore.format.codecs.cutting import Cutter
+from ckptstore.format.codecs.layout import Cut, Plan, Way
 from ckptstore.format.codecs.squeezing import NARROW, Counts, best_offset, symbols_of
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words

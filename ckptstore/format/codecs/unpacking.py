@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptstore.format.codecs.cutting import Cutter
+from ckptstore.format.codecs.layout import Plan, Way, blocks_of, borders_of, plan_of
 from ckptstore.format.codecs.parts import PartReader, Parts
-from ckptstore.format.codecs.planar import Plan, Way, blocks_of, borders_of, plan_of
 from ckptstore.format.codecs.squeezing import WHOLE, per_byte
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words, words_of
@@ -32,7 +32,7 @@ class Unpacking:
         blocks = blocks_of(len(self._words))
         with borrowed() as tools:
             while blocks:
-                parts = self._reader.read(blocks, tools)
+                parts = self._reader.read(blocks, tools.decoder)
                 some, blocks = blocks[: len(parts.table)], blocks[len(parts.table) :]
                 words = self._words[some[0].start : some[-1].stop]
                 if not tools.loops.unpack(self._plan, parts, words, onto=onto):

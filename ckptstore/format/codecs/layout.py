@@ -1,4 +1,4 @@
-"""Words as a payload: block by block, plane by plane.
+"""How words lie in a payload: block by block, plane by plane.
 
 ::
 
@@ -13,7 +13,6 @@ A block is 2^17 words, the last one less. A part's length tells how it is coded,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -21,21 +20,48 @@ from itertools import accumulate
 import numpy as np
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs.base import Buffer
-from ckptstore.format.codecs.blocks import block as memory
-from ckptstore.format.codecs.blocks import cut_off
-from ckptstore.format.codecs.cutting import WHOLE_BYTES, Cut, Cutter
-from ckptstore.format.codecs.squeezing import NARROW, WHOLE, symbols_of
-from ckptstore.format.codecs.tools import Tools, borrowed
-from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, Plane, Words
+from ckptstore.format.codecs.squeezing import NARROW, WHOLE
+from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS
 
 Block = slice
 
-_HEADER = 4
+WHOLE_BYTES = 8
+EXPONENT = 7
+"""The bit where the exponent of a bfloat16 and of a float32 begins, of their first 16."""
 LENGTH = np.dtype("<u4")
 """Of a part, and of how many others there are."""
+_HEADER = 4
 _KEPT, _SIGNED = 1, 2
-_ABOUT, _MORE = 1.03, 1 << 16  # samples tell the size within half a percent, of small chunks within some bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How words of `width` bytes are cut.
+
+    The first 16 bits of a word are cut into the eight from bit `split` on, bit 0 being the last, and the eight others:
+    by 7, a float's exponent is one byte, and its sign and the first of its mantissa are the other; by 3, a byte is what
+    varies of an exponent from which `center` is subtracted before, and what is not even of the mantissa.
+
+    `kept`: the lower halves of the words stay whole and are one plane. `signed`: lower halves are signed numbers, and
+    so are bytes, so that words near 0 on either side have zeros in front.
+    """
+
+    width: int
+    split: int = WHOLE_BYTES
+    center: int = 0
+    kept: bool = False
+    signed: bool = False
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes a word has in each plane, the first bytes of the words first."""
+        half = self.width // 2
+        return [1] * half + [half] if self.kept else [1] * self.width
+
+    @property
+    def rest(self) -> int:
+        """The bits of the second byte that lie behind the first one; the others lie before it."""
+        return (1 << self.split) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,51 +97,8 @@ def blocks_of(count: int) -> list[Block]:
     return [slice(start, min(start + BLOCK_WORDS, count)) for start in range(0, count, BLOCK_WORDS)]
 
 
-def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: memoryview) -> Buffer:
-    """The payload of `count` words, which `block` gives one block at a time, and of the `tail`."""
-    lengths: list[int] = []
-    head, blocks = _head(plan), blocks_of(count)
-    end = len(head) + LENGTH.itemsize * plan.parts * len(blocks)
-    size = count * plan.cut.width
-    out = memory(end + min(int(plan.share * _ABOUT * size) + _MORE, size) + len(tail))
-    with borrowed() as tools:
-        for where in blocks:
-            for part in _coded(plan, block(where, tools), tools):
-                lengths.append(len(part))
-                if end + len(part) + len(tail) > len(out):  # where a chunk is unlike its sample
-                    out = _moved(out[:end], max(size, end) + len(part) + len(tail) + _MORE)
-                out[end : end + len(part)] = part
-                end += len(part)
-    out[end : end + len(tail)] = tail
-    told = head + np.array(lengths, LENGTH).tobytes()
-    out[: len(told)] = np.frombuffer(told, np.uint8)
-    return cut_off(out, end + len(tail))
-
-
-def _moved(begun: Plane, size: int) -> Plane:
-    """To where there is more room."""
-    out = memory(size)
-    out[: len(begun)] = begun
-    return out
-
-
-def _coded(plan: Plan, words: Words, tools: Tools) -> Iterator[Plane]:
-    """The coded parts of a block; each stays until the next is asked for."""
-    for way, plane in zip(plan.ways, Cutter(plan.cut, tools).cut(words), strict=True):
-        if way.bits == WHOLE:
-            yield tools.coder.encode(plane) if way.coded else plane
-            continue
-        common = tools.array(1, symbols_of(len(plane), way.bits), "common")
-        gaps, others = tools.loops.squeeze(plane, way.bits, way.offset, common)
-        yield tools.coder.encode(common)
-        if len(gaps):
-            yield np.concatenate([np.array([len(gaps)], LENGTH).view(np.uint8), tools.coder.encode(gaps)])
-        else:
-            yield gaps
-        yield tools.coder.encode(others)
-
-
-def _head(plan: Plan) -> bytes:
+def head_of(plan: Plan) -> bytes:
+    """What a payload begins with."""
     cut, ways = plan.cut, [byte for way in plan.ways for byte in (way.bits, way.offset)]
     return bytes([cut.width, cut.split, cut.center, _KEPT * cut.kept + _SIGNED * cut.signed, *ways])
 
@@ -152,7 +135,7 @@ def _possible(cut: Cut, ways: tuple[Way, ...]) -> bool:
 
 def borders_of(payload: memoryview, plan: Plan, count: int, tail: int) -> list[int]:
     """Where every part of every block begins, and then the tail. Raises CorruptData."""
-    number, head = plan.parts * len(blocks_of(count)), len(_head(plan))
+    number, head = plan.parts * len(blocks_of(count)), len(head_of(plan))
     begin = head + number * LENGTH.itemsize
     if len(payload) < begin + tail:
         raise CorruptData("a payload of planes is cut short")
