@@ -94,7 +94,8 @@ class CheckpointFiles:
 
     def _view(self, file: Path, at: int, form: Tensor) -> Tensor:
         storage = self._mapped(file)[at : at + form.untyped_storage().nbytes()]
-        return torch.empty(0, dtype=form.dtype).set_(storage, form.storage_offset(), form.shape, form.stride())
+        empty = torch.empty(0, dtype=form.dtype, device="cpu")
+        return empty.set_(storage, form.storage_offset(), form.shape, form.stride())
 
 
 def gathered(

@@ -96,7 +96,7 @@ def _reached(job: Filling) -> Filling:
     if not lacks_address(job.target):
         return job
     target = torch.as_tensor(job.target)
-    return job._replace(target=torch.empty(target.shape, dtype=target.dtype))
+    return job._replace(target=torch.empty(target.shape, dtype=target.dtype, device="cpu"))
 
 
 def _fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: Advance) -> None:

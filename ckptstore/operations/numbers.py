@@ -93,7 +93,7 @@ class _Sums:
     def _add(self, old: Tensor, new: Tensor) -> None:
         distance = (new - old).abs()
         self.count += len(old)
-        self.largest = float(torch.maximum(distance.max(), torch.tensor(self.largest, dtype=torch.float64)))
+        self.largest = float(torch.maximum(distance.max(), distance.new_tensor(self.largest)))
         self.moved += float(distance.sum())
         self.moved_squared += float(distance.dot(distance))
         self.old_squared += float(torch.vdot(old, old).real)
@@ -124,7 +124,7 @@ def _has_numbers(library: str, dtype: str) -> bool:
     if library == "numpy":
         return numpy_dtype(dtype).kind in "biufc"
     try:
-        _wide(torch.zeros(1, dtype=torch_dtype(dtype)))
+        _wide(torch.zeros(1, dtype=torch_dtype(dtype), device="cpu"))
     except (RuntimeError, NotImplementedError):  # dtypes of less than a byte are no numbers to torch
         return False
     return True

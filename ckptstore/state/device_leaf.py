@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,7 @@ def bring_all(wanted: Iterable[tuple[DeviceLeaf, Span]]) -> Iterator[memoryview]
         yield _arrived(*ahead.popleft())
 
 
-def copy_bytes(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+def copy_bytes(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy each second one to its first one; nothing waits."""
     for target, source in pairs:
         target.copy_(source, non_blocking=True)

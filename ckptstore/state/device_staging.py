@@ -16,9 +16,12 @@ from ckptstore.format.manifest import Value
 from ckptstore.state.device_leaf import DeviceLeaf, copy_bytes, form_of
 from ckptstore.state.fingerprints import fingerprints, segments
 from ckptstore.state.lanes import Lane, Mark, lane_of
-from ckptstore.state.prints import Prints, Span, changed_spans, touches
+from ckptstore.state.prints import Prints, Span, changed_spans, untouched
 from ckptstore.state.shadows import Shadow, Shadows
 from ckptstore.state.tensors import TensorLeaf, as_row_major, flat_bytes, same_place
+
+_GAP_THERE, _GAP_HERE = 8 << 20, 256 << 10
+"""Bytes that are sooner copied than left out: a copy more takes as long, within a device and to the host."""
 
 
 class DeviceStager:
@@ -98,14 +101,21 @@ class _LaneStager:
         return _Look(sizes, rows, found, self._lane.mark())
 
     def stage(self, tensors: Mapping[str, Tensor], look: _Look, *, apart: bool) -> dict[str, DeviceLeaf]:
-        now = look.prints()
-        digests = self._known(now)
-        shadows = self._copy(look.rows, now) if apart else _live(look.rows)
-        ready = self._lane.mark()
+        copied, self._copied = self._copied, None
+        shadows, fresh = self._shadows.take(look.sizes) if apart else ({}, set())
         self._forms = {path: form_of(tensor, self._forms.get(path)) for path, tensor in tensors.items()}
+        places = {path: same_place(tensor) for path, tensor in tensors.items()}
+        now = look.prints()  # the device took its time for them meanwhile
+        digests = self._known(now)
+        if apart:
+            self._copy(look.rows, shadows, _missing(now, copied, shadows, fresh))
+            self._copied = now
+        else:
+            shadows = _live(look.rows)
+        ready = self._lane.mark()
         return {
-            path: DeviceLeaf(self._forms[path], shadows[path], ready, self._lane, same_place(tensor), digests[path])
-            for path, tensor in tensors.items()
+            path: DeviceLeaf(self._forms[path], shadows[path], ready, self._lane, places[path], digests[path])
+            for path in tensors
         }
 
     def _known(self, now: Prints) -> dict[str, dict[Span, bytes]]:
@@ -113,26 +123,31 @@ class _LaneStager:
         with self._turn:
             known = {path: self._digests.get(path, {}) for path in now.sizes}
             for path, changed in now.changes(self._named).items():
-                before = dict(known[path])  # to which another commit may add
-                known[path] = {span: digest for span, digest in before.items() if not touches(changed, span)}
+                known[path] = untouched(known[path].copy(), changed)  # to which another commit may add meanwhile
             self._named, self._digests = now, known
             return known
 
-    def _copy(self, rows: Mapping[str, Tensor], now: Prints) -> dict[str, Shadow]:
-        copied, self._copied = self._copied, None
-        shadows, fresh = self._shadows.take(now.sizes)
-        spans = self._spans(now, copied, fresh)
-        pairs = [(shadows[path].content[slice(*span)], flat_bytes(rows[path])[slice(*span)]) for path, span in spans]
-        if pairs:
-            self._lane.submit(lambda: copy_bytes(pairs), [source for _, source in pairs])
+    def _copy(self, rows: Mapping[str, Tensor], shadows: Mapping[str, Shadow], spans: Mapping[str, list[Span]]) -> None:
+        if spans:
+            self._lane.submit(lambda: copy_bytes(_pairs(rows, shadows, spans)), [rows[path] for path in spans])
             self._lane.hold_back()
-        self._copied = now
-        return shadows
 
-    @staticmethod
-    def _spans(now: Prints, copied: Prints | None, fresh: set[str]) -> Iterator[tuple[str, Span]]:
-        """What shadows do not hold yet."""
-        yield from ((path, (0, now.sizes[path])) for path in fresh)
-        for path, changed in now.changes(copied).items():
-            if path not in fresh:
-                yield from ((path, span) for span in changed_spans(changed, now.sizes[path]))
+
+def _missing(
+    now: Prints, copied: Prints | None, shadows: Mapping[str, Shadow], fresh: set[str]
+) -> dict[str, list[Span]]:
+    """What shadows do not hold yet."""
+    found = {path: [(0, now.sizes[path])] for path in fresh}
+    for path, changed in now.changes(copied).items():
+        if path not in fresh:
+            found[path] = changed_spans(changed, now.sizes[path], _GAP_HERE if shadows[path].on_host else _GAP_THERE)
+    return found
+
+
+def _pairs(
+    rows: Mapping[str, Tensor], shadows: Mapping[str, Shadow], spans: Mapping[str, list[Span]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One after the other, so that the device begins with the first ones at once."""
+    for path, of_leaf in spans.items():
+        source = flat_bytes(rows[path])
+        yield from ((shadows[path].content[slice(*span)], source[slice(*span)]) for span in of_leaf)

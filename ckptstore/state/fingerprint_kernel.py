@@ -43,7 +43,7 @@ def _ragged(base: tl.tensor, length: tl.tensor, count: tl.constexpr) -> tl.tenso
     return words
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["bases", "sizes", "firsts"])  # rows of a table, each at any place
 def _hash_segment(
     owners: tl.tensor,
     bases: tl.tensor,
@@ -72,15 +72,17 @@ def _hash_segment(
 def launch(tensors: Sequence[Tensor], keys: Tensor) -> Tensor:
     """What `fingerprints` gives, on the current stream of the keys' device."""
     words = keys.shape[1]
-    counts = torch.tensor([-(-tensor.nbytes // (8 * words)) for tensor in tensors])
-    places = torch.tensor([[tensor.data_ptr(), tensor.nbytes] for tensor in tensors])
+    counts = torch.tensor([-(-tensor.nbytes // (8 * words)) for tensor in tensors], device="cpu")
+    places = torch.tensor([[tensor.data_ptr(), tensor.nbytes] for tensor in tensors], device="cpu")
     total = int(counts.sum())
     table = _on(keys.device, torch.stack([*places.T, counts.cumsum(0) - counts, counts]))
     bases, sizes, firsts, counts = table
     owners = torch.repeat_interleave(counts, output_size=total)
     hashes = torch.empty(total, 2, dtype=torch.int64, device=keys.device)
     with torch.cuda.device_of(keys):  # type: ignore[no-untyped-call]
-        _hash_segment[(total,)](owners, bases, sizes, firsts, keys, hashes, count=words, num_warps=_WARPS)
+        _hash_segment[(total,)](
+            owners, bases, sizes, firsts, keys, hashes, count=words, num_warps=_WARPS, sanitize_overflow=False
+        )  # sums are to wrap around, also where Triton debugs
     return hashes
 
 

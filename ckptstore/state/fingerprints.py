@@ -30,9 +30,9 @@ them, from the system's random numbers, and leave its memory only for the device
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -45,6 +45,8 @@ SEGMENT = 32 << 10
 
 WORDS = SEGMENT // 8
 _HASHES = 2
+_AT_ONCE = 64 << 20
+"""Bytes that operations of torch take at a time: they need some eight times as many beside."""
 _HALF = 0xFFFFFFFF
 
 
@@ -63,11 +65,8 @@ def fingerprints(tensors: Sequence[Tensor]) -> Tensor:
         Two int64 for each segment, on the device. There they are computed in stream order; nothing waits.
     """
     device = tensors[0].device
-    if device.type == "cuda" and _has_triton():
-        from ckptstore.state.fingerprint_kernel import launch
-
-        return launch(tensors, keys(device))
-    return reference(tensors)
+    launch = kernel(device) if device.type == "cuda" else None
+    return reference(tensors) if launch is None else launch(tensors, keys(device))
 
 
 def reference(tensors: Sequence[Tensor]) -> Tensor:
@@ -87,11 +86,28 @@ def _secret() -> Tensor:
 
 
 @cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def kernel(device: torch.device) -> Callable[[Sequence[Tensor], Tensor], Tensor] | None:
+    """What launches the kernel there, if Triton is installed; with a warning when it does not work.
+
+    For one, it needs a C compiler.
+    """
+    try:
+        from ckptstore.state.fingerprint_kernel import launch
+
+        launch([keys(device)], keys(device))
+    except ImportError:
+        return None
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with it, torch does the same
+        warnings.warn(f"Triton does not work, fingerprints go on without it: {error!r}", stacklevel=2)
+        return None
+    return launch
 
 
 def _hashed(data: Tensor, keys: Tensor) -> Tensor:
+    return torch.cat([_hashed_at_once(part, keys) for part in torch.split(data, _AT_ONCE)])
+
+
+def _hashed_at_once(data: Tensor, keys: Tensor) -> Tensor:
     rest = -len(data) % SEGMENT
     filled = torch.cat([data, data.new_zeros(rest)]) if rest or _is_odd(data) else data
     words = filled.view(torch.int64).view(-1, 1, WORDS)

@@ -27,7 +27,10 @@ class Lane(Protocol):
     """
 
     def follow(self) -> None:
-        """What is submitted from here on waits for what the caller's current queue was given so far."""
+        """What is submitted from here on waits for what the caller's current queue was given so far.
+
+        Raises StateError when that is not done, but recorded to be done again.
+        """
 
     def submit(self, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
         """Do operations of torch on this device here; `uses` are tensors of other queues whose memory stays until then.
@@ -42,7 +45,10 @@ class Lane(Protocol):
         """What the caller's current queue is given from here on waits for everything that was submitted so far."""
 
     def spare_bytes(self) -> int:
-        """How much memory of the device may be taken and leaves training a margin; negative when that is short."""
+        """How much memory of the device may be taken and leaves training a margin."""
+
+    def is_short(self) -> bool:
+        """Whether training may soon want the memory that was taken."""
 
     def allocate(self, size: int) -> Tensor:
         """As many bytes on the device. Raises torch.OutOfMemoryError."""

@@ -48,7 +48,7 @@ class PiecedTensor:
         found = [self._pieces[number] for number in np.flatnonzero(touched.all(1))]
         if len(found) == 1:
             return _part(found[0], start, stop)
-        made = torch.empty(_minus(stop, start), dtype=self.form.dtype)
+        made = torch.empty(_minus(stop, start), dtype=self.form.dtype, device="cpu")
         for piece in found:
             low, high = tuple(map(max, start, piece.start)), tuple(map(min, stop, piece.stop))
             write_box(made, _minus(low, start), _minus(high, start), _part(piece, low, high))

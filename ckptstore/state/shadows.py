@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ckptstore.state.lanes import Lane
 
-_SLAB = 32 << 20
-_SMALL = 1 << 20
 _ALIGN = 512
+_SHARED = 64 << 20
 
 
 class Shadow(NamedTuple):
@@ -28,43 +27,49 @@ class Shadows:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._held: dict[str, Shadow] = {}
-        self._there, self._here = _Slabs(lane.allocate), _Slabs(lane.pinned)
+        self._there = _Slabs(lane.allocate, 32 << 20, below=1 << 20)
+        self._here = _Slabs(lane.pinned, 256 << 20, below=_SHARED)  # where one alone takes up to twice its bytes
 
     def take(self, sizes: Mapping[str, int]) -> tuple[dict[str, Shadow], set[str]]:
         """One of each size, and the paths of those that do not hold what they held last time. Others are freed."""
-        room = self._lane.spare_bytes()
-        kept = {path: self._held[path] for path, size in sizes.items() if self._fits(path, size, room)}
+        short = self._lane.is_short()
+        kept = {path: self._held[path] for path, size in sizes.items() if self._fits(path, size, short=short)}
         self._held = kept
         fresh = [path for path in sizes if path not in kept]
-        for path in fresh:
-            kept[path] = self._new(sizes[path], room)
-            room -= 0 if kept[path].on_host else sizes[path]
+        if fresh:
+            with torch.inference_mode(mode=False):  # or nobody could write there outside of it
+                self._add({path: sizes[path] for path in fresh}, -1 if short else self._lane.spare_bytes())
         return kept, set(fresh)
 
-    def _fits(self, path: str, size: int, room: int) -> bool:
+    def _fits(self, path: str, size: int, *, short: bool) -> bool:
         held = self._held.get(path)
-        return held is not None and held.content.nbytes == size and (room >= 0 or held.on_host)
+        return held is not None and held.content.nbytes == size and (held.on_host or not short)
 
-    def _new(self, size: int, room: int) -> Shadow:
-        if size <= room:
-            try:
-                return Shadow(self._there.cut(size), on_host=False)
-            except torch.OutOfMemoryError:
-                pass  # what is spare may lie in pieces
-        return Shadow(self._here.cut(size), on_host=True)
+    def _add(self, sizes: Mapping[str, int], room: int) -> None:
+        left = sum(size + _ALIGN for size in sizes.values() if size < _SHARED)
+        for path, size in sizes.items():
+            content = None
+            if size <= room:
+                try:
+                    content, room = self._there.cut(size, left), room - size
+                except torch.OutOfMemoryError:  # what is spare lies in pieces, and each look for more is slow
+                    room = -1
+            self._held[path] = Shadow(self._here.cut(size, left) if content is None else content, content is None)
+            left -= size + _ALIGN if size < _SHARED else 0
 
 
 class _Slabs:
-    """Small leaves share memory: taking it from a device, or pinning it, is slow."""
+    """Leaves `below` some bytes share memory, at most a `slab` at a time: to take it, or to pin it, is slow."""
 
-    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
-        self._allocate = allocate
+    def __init__(self, allocate: Callable[[int], Tensor], slab: int, *, below: int) -> None:
+        self._allocate, self._slab, self._below = allocate, slab, below
         self._free: Tensor | None = None
 
-    def cut(self, size: int) -> Tensor:
-        if size >= _SMALL:
+    def cut(self, size: int, left: int) -> Tensor:
+        """Memory for one leaf; `left` is what it and those to come will share."""
+        if size >= self._below:
             return self._allocate(size)
         if self._free is None or len(self._free) < size:
-            self._free = self._allocate(_SLAB)
+            self._free = self._allocate(min(self._slab, left))
         cut, self._free = self._free[:size], self._free[size + -size % _ALIGN :]
         return cut

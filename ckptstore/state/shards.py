@@ -92,7 +92,7 @@ def is_keeper(tensor: DTensor, path: str) -> bool:
 
 def _held(tensor: DTensor, dim: int, coordinate: Sequence[int]) -> torch.Tensor:
     """The places along a dim that this process has, found as DTensor itself splits tensors."""
-    places = torch.arange(tensor.shape[dim])
+    places = torch.arange(tensor.shape[dim], device="cpu")
     for mesh_dim, placement in enumerate(tensor.placements):
         if getattr(placement, "dim", None) == dim:
             kind: Any = type(placement)

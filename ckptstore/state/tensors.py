@@ -130,7 +130,8 @@ def as_row_major(tensor: Tensor) -> Tensor:
 
 def flat_bytes(tensor: Tensor) -> Tensor:
     """The memory of a row-major tensor as uint8 in one dim."""
-    return _words(tensor).view(-1).view(torch.uint8)
+    words = _words(tensor)
+    return words.as_strided((words.numel(),), (1,)).view(torch.uint8)  # of one element, any stride is row-major
 
 
 def write_box(array: Array, start: Index, stop: Index, data: memoryview) -> None:
@@ -145,7 +146,7 @@ def write_box(array: Array, start: Index, stop: Index, data: memoryview) -> None
     if region.is_cpu and not _is_lazy(region):
         _fill(_words(region).numpy(), data)
         return
-    copied = torch.empty(len(data), dtype=torch.uint8)
+    copied = torch.empty(len(data), dtype=torch.uint8, device="cpu")
     _fill(copied.numpy(), data)
     copy_into_box(array, start, stop, copied)
 
@@ -167,7 +168,7 @@ def allocate(entry: TensorEntry) -> Array:
     places = sorted(range(len(order)), key=order.__getitem__)
     try:
         if entry.library == "torch":
-            made: Array = torch.empty(extents, dtype=torch_dtype(entry.dtype)).permute(places)
+            made: Array = torch.empty(extents, dtype=torch_dtype(entry.dtype), device="cpu").permute(places)
         else:
             made = np.empty(extents, numpy_dtype(entry.dtype)).transpose(places)
     except (RuntimeError, ValueError, OverflowError, MemoryError) as error:

@@ -55,7 +55,7 @@ class FakeLane:
 
     Attributes:
         chance: decides how far each queue runs whenever one is given work.
-        room: bytes that may be allocated; `spare_bytes` tells them.
+        room: bytes that may be allocated; `spare_bytes` tells them, and they are short when there are less than none.
         broken: whether `allocate` raises torch.OutOfMemoryError, whatever room there is.
         crossed: bytes that host memory was asked for, all in all.
     """
@@ -95,15 +95,18 @@ class FakeLane:
     def spare_bytes(self) -> int:
         return self.room
 
+    def is_short(self) -> bool:
+        return self.room < 0
+
     def allocate(self, size: int) -> Tensor:
         if self.broken or size > self.room:
             raise torch.OutOfMemoryError("the fake device is full")
         self.room -= size
-        return torch.full((size,), _GARBAGE, dtype=torch.uint8)
+        return torch.full((size,), _GARBAGE, dtype=torch.uint8, device="cpu")
 
     def pinned(self, size: int) -> Tensor:
         self.crossed += size
-        return torch.full((size,), _GARBAGE, dtype=torch.uint8)
+        return torch.full((size,), _GARBAGE, dtype=torch.uint8, device="cpu")
 
     def _give(self, queue: FakeQueue, work: Callable[[], object]) -> None:
         with self.turn:

@@ -28,8 +28,10 @@ def store(tmp_path):
 @pytest.fixture(params=ROOMS)
 def room(request, monkeypatch):
     """With the memory that there is, and as if there was none to spare."""
-    if ROOMS[request.param] is not None:
-        monkeypatch.setattr(CudaLane, "spare_bytes", lambda _: ROOMS[request.param])
+    room = ROOMS[request.param]
+    if room is not None:
+        monkeypatch.setattr(CudaLane, "spare_bytes", lambda _: room)
+        monkeypatch.setattr(CudaLane, "is_short", lambda _: room < 0)
     return request.param
 
 

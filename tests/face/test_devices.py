@@ -150,6 +150,57 @@ def test_a_device_that_has_room_in_pieces_only(store):
         assert_same(store.checkout(0), state)
 
 
+def test_room_in_pieces_is_not_looked_for_again(store, monkeypatch):
+    asked = []
+    allocate = FakeLane.allocate
+
+    def counted(lane: FakeLane, size: int) -> Tensor:
+        asked.append(size)
+        return allocate(lane, size)
+
+    monkeypatch.setattr(FakeLane, "allocate", counted)
+    with FakeDevices() as devices:
+        devices.lanes[0].broken = True
+        store.commit_async({str(at): devices.put(numbers(at)) for at in range(5)}, step=0).result()
+    assert len(asked) == 1
+
+
+def test_memory_of_the_host_is_taken_once_for_many(store):
+    with FakeDevices(room=0) as devices:
+        lane, large = devices.lanes[0], {str(at): devices.put(torch.rand(1 << 20)) for at in range(3)}
+        store.commit_async(large, step=0).result()
+        assert lane.crossed < 1.01 * 3 * large["0"].nbytes
+        assert_same(store.checkout(0), large)
+
+
+def test_a_first_commit_in_inference_mode_spoils_no_later_one(store):
+    with FakeDevices() as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        with torch.inference_mode():
+            store.commit_async({"x": tensor}, step=0).result()
+        lane.train(lambda: tensor.add_(1))
+        store.commit_async({"x": tensor}, step=1).result()
+        assert_same(store.checkout(1)["x"], tensor)
+        assert_same(store.checkout(0)["x"], numbers())
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_default_device_of_torch_does_not_matter(store, there):
+    state = forms()
+    with FakeDevices() as devices:
+        if there:
+            state = {name: devices.put(tensor) for name, tensor in state.items()}
+        into = {name: devices.put(torch.zeros_like(state[name])) for name in ("large", "transposed")}
+        with torch.device("meta"):
+            store.commit(state, step=0)
+            store.commit_async(state, step=1).result()
+            found = store.checkout(1)
+            store.checkout(1, into=into, paths=[*into])
+        assert_same(found, state)
+        assert_same(into, {name: state[name] for name in into})
+        assert store.read(0, "large", index=slice(5)).tolist() == numbers()[:5].tolist()
+
+
 def test_shadows_are_given_up_when_room_gets_short(store):
     with FakeDevices() as devices:
         lane, tensor = devices.lanes[0], devices.put(numbers())
@@ -172,6 +223,8 @@ def forms() -> dict[str, Tensor]:
         "tracked": torch.rand(5000, requires_grad=True),
         "odd place": torch.arange(100, dtype=torch.uint8)[3:],
         "tiny": torch.tensor(1.5),
+        "one of many": torch.arange(50.0)[::50],
+        "one complex of many": torch.arange(50.0).to(torch.complex128)[::50].view(1, 1),
         "empty": torch.empty(0, 3),
         "large": numbers(),
     } | {str(dtype): torch.arange(640).to(torch.uint8).view(dtype) for dtype in DTYPES}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ckptstore.state.fingerprints import SEGMENT, WORDS, fingerprints, keys, reference, segments
+from ckptstore.state.fingerprints import SEGMENT, WORDS, fingerprints, kernel, keys, reference, segments
 
 CPU = torch.device("cpu")
 SIZES = st.sampled_from([0, 1, 7, 8, 9, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 12345]) | st.integers(0, 100)
@@ -99,7 +100,30 @@ def test_keys_are_another_processs_own():
     assert str(keys(CPU).tolist()) not in found
 
 
+def test_much_is_hashed_a_part_at_a_time(monkeypatch):
+    tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (5 * SEGMENT + 3, 0, 2 * SEGMENT)]
+    whole = reference(tensors)
+    monkeypatch.setattr("ckptstore.state.fingerprints._AT_ONCE", 2 * SEGMENT)
+    assert torch.equal(reference(tensors), whole)
+
+
 # the kernel
+
+
+def test_where_the_kernel_does_not_work_torch_does_the_same(monkeypatch):
+    broken: Any = types.ModuleType("ckptstore.state.fingerprint_kernel")
+    monkeypatch.setitem(sys.modules, broken.__name__, broken)
+    kernel.cache_clear()
+    assert kernel(torch.device("cpu")) is None  # as where Triton is missing
+    broken.launch = lambda tensors, keys: (_ for _ in ()).throw(RuntimeError("Failed to find C compiler"))
+    kernel.cache_clear()
+    with pytest.warns(UserWarning, match="C compiler"):
+        assert kernel(torch.device("cpu")) is None
+    broken.launch = lambda tensors, keys: reference(tensors)
+    kernel.cache_clear()
+    assert kernel(torch.device("cpu")) is broken.launch
+    kernel.cache_clear()
+
 
 INTERPRETED = """
 import torch

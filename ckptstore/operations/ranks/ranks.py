@@ -132,10 +132,8 @@ class Ranks:
         When `outgoing` fails, that is told when the ranks agree next.
         """
         made = self._attempt(outgoing)
-        sent = (
-            made if made is not None else {rank: torch.empty(size, dtype=torch.uint8) for rank, size in sizes.items()}
-        )
-        got = {rank: torch.empty(size, dtype=torch.uint8, device=self._device) for rank, size in expected.items()}
+        sent = made if made is not None else {rank: _bytes(size, "cpu") for rank, size in sizes.items()}
+        got = {rank: _bytes(size, self._device) for rank, size in expected.items()}
         with self._talking():
             wishes = [self._operation(dist.isend, data.to(self._device), rank) for rank, data in sorted(sent.items())]
             wishes += [self._operation(dist.irecv, data, rank) for rank, data in sorted(got.items())]
@@ -216,6 +214,10 @@ def packed(told: Any) -> bytes:
 def unpacked(sent: bytes) -> Any:
     """The inverse of `packed`."""
     return pickle.loads(frames.unpack(sent))
+
+
+def _bytes(size: int, device: torch.device | str) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _reason(failure: BaseException | None) -> str | None:
