@@ -31,6 +31,7 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
     ├── CorruptData                      bytes are not what was written
     │   └── MissingData                  bytes are not there at all
     ├── RankFailed                       another process of the group failed, or is gone
+    ├── InterpreterExiting               too late to begin a commit
     ├── StorageError                     where bytes lie did not obey
     │   ├── ObjectNotFound
     │   ├── ObjectExists
@@ -185,6 +186,10 @@ class MissingData(CorruptData):
 
 class RankFailed(CkptStoreError):
     """Another process of the group failed, or is gone; its own error says why."""
+
+
+class InterpreterExiting(CkptStoreError):
+    """The interpreter exits: a commit needs threads, and no more of them can begin."""
 
 
 class StorageError(CkptStoreError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,7 +14,7 @@ from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import CommitInFlight, InvalidArgument
-from ckptstore.operations.handles import CommitHandle
+from ckptstore.operations.handles import CommitHandle, refuse_at_exit
 from ckptstore.operations.ranks.channels import Channels
 from ckptstore.progress import ProgressCallback, meter
 
@@ -28,6 +30,7 @@ WhenBusy = Literal["wait", "raise"]
 
 _BUSY = "another background commit is in flight: call its handle's result(), or commit with when_busy='wait'"
 _FAST_DIGEST = "xxh3_128"
+_ALL: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 class _Told(NamedTuple):
@@ -42,11 +45,20 @@ class Background:
 
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
-        self._lock = threading.Lock()
+        self._lock, self._guard = threading.Lock(), threading.Lock()
+        self._preparing: int | None = None
         self._flight: CommitHandle | None = None
         self._staged: Staged | None = None
         self._stager: Stager | None = None
         self._channels = Channels()
+        _ALL.add(self)
+
+    def in_child(self) -> None:
+        """In a process that was forked off, where no thread goes on that could be in the midst of anything."""
+        if self._staged is not None:
+            self._staged.just_in_time.forget()
+        self._lock, self._guard = threading.Lock(), threading.Lock()
+        self._preparing = self._flight = self._staged = self._stager = None
 
     def commit(self, wish: Wish, group: Group | None, progress: ProgressCallback | None) -> CommitRecord:
         """Commit a state at once, after the one in flight, together with all ranks of the group."""
@@ -58,6 +70,7 @@ class Background:
             self.land()
             return wish.flatten()
 
+        refuse_at_exit()
         ranks = Ranks(*seat(group), group)
         if ranks.count > 1:
             return commit_together(self._chunks, ranks, replace(wish, flatten=landed))
@@ -76,6 +89,7 @@ class Background:
         """
         from ckptstore.operations.ranks.ranks import Ranks, given, seat
 
+        refuse_at_exit()
         ranks = Ranks(*seat(group), group)
         key = given(group) if ranks.count > 1 else None
         ready: list[tuple[Staged, Wish]] = []
@@ -92,8 +106,7 @@ class Background:
                 raise CommitInFlight(_BUSY)
             if told.apart:
                 self._channels.make(group)
-            self._flight = self._start(*ready[0], key)
-            return self._flight
+            return self._start(*ready[0], key)
 
     def settle(self) -> None:
         """Return once anybody may change the state of the commit in flight."""
@@ -101,19 +114,29 @@ class Background:
             self._flight.wait_staged()
 
     def land(self) -> None:
-        """Wait for the commit in flight; raise its error unless somebody saw it."""
-        flight, self._flight = self._flight, None
-        try:
-            if flight is not None:
+        """Wait for the commit in flight; raise its error unless somebody saw it.
+
+        When this is interrupted, the commit is in flight as before.
+        """
+        flight = self._flight
+        if flight is not None:
+            try:
                 flight.surface()
-        finally:
-            self._unhook()
+            finally:
+                self._forget(flight)
+
+    def _forget(self, flight: CommitHandle) -> None:
+        """Once it is done, unless another one is in flight already."""
+        with self._guard:
+            if flight.done() and self._flight is flight:
+                self._flight = None
 
     def close(self) -> None:
         """`land`, and give back the kept memory and the channels."""
         try:
             self.land()
         finally:
+            self._unhook()
             self._channels.close()
             if self._stager is not None:
                 self._stager.close()
@@ -128,18 +151,23 @@ class Background:
         if when_busy not in get_args(WhenBusy):
             raise InvalidArgument(f"when_busy={when_busy!r}: choose one of {', '.join(get_args(WhenBusy))}")
         patient = when_busy == "wait"
+        if self._preparing == threading.get_ident():
+            raise CommitInFlight("this thread is within commit_async already, where a signal's handler interrupted it")
         if not self._lock.acquire(blocking=patient):
             yield False
             return
+        self._preparing = threading.get_ident()
         try:
             if not patient and self._flight is not None and not self._flight.done():
                 yield False
                 return
             self.land()
+            self._unhook()
             yield True
         finally:
             if self._flight is None:
                 self._unhook()
+            self._preparing = None
             self._lock.release()
 
     def _prepare(self, wish: Wish, *, just_in_time: bool, drafts: bool) -> tuple[Staged, Wish]:
@@ -150,7 +178,10 @@ class Background:
 
     def _start(self, staged: Staged, wish: Wish, group: Group | None) -> CommitHandle:
         handle = CommitHandle(staged.flat.nbytes, staged.settle)
-        handle.run(lambda: self._commit(staged, wish, group, handle.advance))
+        try:
+            handle.run(lambda: self._commit(staged, wish, group, handle.advance))
+        finally:
+            self._flight = handle
         return handle
 
     def _commit(self, staged: Staged, wish: Wish, group: Group | None, advance: Advance) -> CommitRecord:
@@ -189,6 +220,14 @@ class Background:
             digest = self._chunks.digest
             self._stager = Stager(digest.compute if digest.name == _FAST_DIGEST else None)
         return self._stager
+
+
+def _forget_in_child() -> None:
+    for background in _ALL:
+        background.in_child()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _told_by_any(told: list[_Told]) -> list[_Told]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures.thread  # noqa: F401 - what registers last is called first, see the end of the file
+import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
 from ckptstore.catalog.base import CommitRecord
+from ckptstore.errors import InterpreterExiting, StateError
 
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_UNTOLD: dict[object, str] = {}
+"""Of commits that failed, until somebody sees their errors."""
+_EXITING = threading.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +31,28 @@ class CommitHandle:
     """A background commit, which holds the state as it was when it was asked for."""
 
     def __init__(self, total: int, settle: Callable[[], None]) -> None:
-        self._future: Future[CommitRecord] = Future()
         self._total, self._done = total, 0
         self._settle = settle
         self._lock = threading.Lock()
-        self._seen = False
+        self._home = os.getpid()
+        self._waiting: list[threading.Lock] = []
+        self._turns = ["to do it, or to give it up"]
+        self._token = object()
+        self._record: CommitRecord | None = None
+        self._error: BaseException | None = None
+        self._over = False
 
     def __repr__(self) -> str:
         return f"<commit in the background, {'done' if self.done() else 'being written'}>"
 
     def wait_staged(self) -> None:
         """Return once anybody may change the state in any way; until then, what optimizers own is theirs alone."""
-        self._settle()
+        if not self._over:
+            self._settle()
 
     def done(self) -> bool:
         """Whether the commit ended, well or not."""
-        return self._future.done()
+        return self._over
 
     def result(self, timeout: float | None = None) -> CommitRecord:
         """Wait for the commit's record, at most `timeout` seconds.
@@ -53,18 +61,15 @@ class CommitHandle:
             TimeoutError: it is still being written.
             CkptStoreError: why it failed.
         """
-        try:
-            record = self._future.result(timeout)
-        except FutureTimeout:
-            if not self._future.done():
-                raise TimeoutError(f"the commit is still being written after {timeout} s") from None
-            self._seen = True
-            raise
-        except BaseException:
-            self._seen = True
-            raise
-        self._seen = True
-        return record
+        self._wait(-1 if timeout is None else max(timeout, 0))
+        if timeout is not None and not self._over:
+            raise TimeoutError(f"the commit is still being written after {timeout} s")
+        _UNTOLD.pop(self._token, None)
+        if self._error is not None:
+            raise self._error
+        if self._record is None:
+            raise StateError("the commit goes on in the process of which this one is a fork: ask there")
+        return self._record
 
     @property
     def progress(self) -> Progress:
@@ -73,13 +78,13 @@ class CommitHandle:
 
     def exception(self) -> BaseException | None:
         """Wait until it ended; why it failed, or None. It is still raised where it would be without this call."""
-        return self._future.exception()
+        self._wait()
+        return self._error
 
     def surface(self) -> None:
         """Wait until it ended; raise its error unless `result` did so already."""
         error = self.exception()
-        if error is not None and not self._seen:
-            self._seen = True
+        if error is not None and _UNTOLD.pop(self._token, None) is not None:
             raise error
 
     def advance(self, count: int) -> None:
@@ -88,20 +93,43 @@ class CommitHandle:
             self._done += count
 
     def run(self, work: Callable[[], CommitRecord]) -> None:
-        """Do the work in a thread. The interpreter waits for it before it exits."""
-        start_thread(lambda: self._run(work), "ckptstore-commit")
+        """Do the work in a thread. The interpreter waits for it before it exits.
+
+        When this is interrupted, the work is done all the same, or `done` says at once that it never will.
+        """
+        try:
+            start_thread(lambda: self._run(work), "ckptstore-commit")
+        except BaseException:
+            self._over = self._turn()
+            raise
 
     def _run(self, work: Callable[[], CommitRecord]) -> None:
+        if not self._turn():
+            return
         try:
-            self._future.set_result(work())
+            self._record = work()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it must reach the caller's thread
-            self._future.set_exception(error)
-            atexit.register(self._report)
+            _UNTOLD[self._token] = repr(error)
+            self._error = error
+        self._over = True
+        for waiting in self._waiting:
+            waiting.release()
 
-    def _report(self) -> None:
-        """Say at exit what nobody asked for."""
-        if not self._seen:
-            sys.stderr.write(f"ckptstore: a background commit failed: {self._future.exception()!r}\n")
+    def _turn(self) -> bool:
+        """Whether this is the first call; atomic, where looking before would not be."""
+        try:
+            self._turns.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _wait(self, timeout: float = -1) -> None:
+        """Each caller has a lock of its own: where a signal's handler raises, nobody else finds one taken."""
+        mine = threading.Lock()
+        mine.acquire()
+        self._waiting.append(mine)
+        if not self._over and os.getpid() == self._home:
+            mine.acquire(timeout=timeout)
 
 
 def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
@@ -112,9 +140,20 @@ def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
+def refuse_at_exit() -> None:
+    """Raises InterpreterExiting once no thread can be begun any more."""
+    if _EXITING.is_set():
+        raise InterpreterExiting("the interpreter exits, and begins no threads any more: commit before its last line")
+
+
 def _finish() -> None:
+    """Wait for all that is in flight, and say what nobody asked for."""
+    _EXITING.set()
     for thread in list(_THREADS):
-        thread.join()
+        if thread.is_alive():
+            thread.join()
+    for error in _UNTOLD.values():
+        sys.stderr.write(f"ckptstore: a background commit failed: {error}\n")
 
 
 # The interpreter itself waits for threads only after it has closed all thread pools, which a commit still needs.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
+
+from ckptstore.state.errands import Errands
 
 T = TypeVar("T")
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -57,9 +59,11 @@ class KeptBuffers:
         self._free: Bytes = np.empty(0, np.uint8)
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(_WORKERS, "ckptstore-copy")
+        self.errands = Errands()
 
     def close(self) -> None:
         """Give everything back."""
+        self.errands.close()
         self._pool.shutdown()
         self._held.clear()
         self._free = np.empty(0, np.uint8)
@@ -95,13 +99,20 @@ class KeptBuffers:
         return [b"".join(next(found) for _ in range(count)) for count in counts]
 
     def spread(self, work: Callable[[Any], T], jobs: Sequence[Any]) -> list[T]:
-        """`work` on every job, in order. Each thread does one share: handing over costs more than a small job does."""
+        """`work` on every job, in order. Each thread does one share: handing over costs more than a small job does.
+
+        Nothing is at work any more when this is interrupted.
+        """
         if not jobs:
             return []
-        shares = self._pool.map(lambda first: [work(job) for job in jobs[first::_WORKERS]], range(_WORKERS))
+        shares = [self._pool.submit(_all, work, jobs[first::_WORKERS]) for first in range(_WORKERS)]
         done: list[Any] = [None] * len(jobs)
-        for first, share in enumerate(shares):
-            done[first::_WORKERS] = share
+        try:
+            for first, share in enumerate(shares):
+                done[first::_WORKERS] = share.result()
+        except BaseException:
+            wait(shares)
+            raise
         return done
 
     def _cut(self, size: int) -> Bytes:
@@ -111,6 +122,10 @@ class KeptBuffers:
             self._free = _aligned(_SLAB)
         cut, self._free = self._free[:size], self._free[size + -size % _ALIGN :]
         return cut
+
+
+def _all(work: Callable[[Any], T], jobs: Sequence[Any]) -> list[T]:
+    return [work(job) for job in jobs]
 
 
 def _aligned(size: int) -> Bytes:

@@ -6,11 +6,12 @@ its leaves are settled: what was not borrowed yet is copied, and loans are waite
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Condition, Lock
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from torch import Tensor
@@ -29,14 +30,12 @@ class _State(Enum):
 
 
 class Lender:
-    """The memory of one tensor while a commit reads it; `whole` is the DTensor that it is a part of, if it is one."""
+    """The memory of one tensor while a commit reads it; `shown` are others that show it and count changes apart."""
 
-    def __init__(self, path: str, tensor: Tensor, whole: Tensor | None, buffers: KeptBuffers) -> None:
+    def __init__(self, path: str, tensor: Tensor, shown: Sequence[Tensor], buffers: KeptBuffers) -> None:
         self._tensor = tensor.detach()  # keeps this memory, whatever becomes of who owns it
-        self._shown = [self._tensor] if whole is None else [self._tensor, whole.detach()]  # each counts its own changes
-        plain = plain_bytes(self._tensor)
-        assert plain is not None
-        self._live: Bytes = np.frombuffer(plain, np.uint8)
+        self._shown = [self._tensor, *(other.detach() for other in shown)]
+        self._address, self._seen = 0, np.empty(0, np.uint8)
         self._path, self._buffers, self._versions = path, buffers, self._read_versions()
         self._turn = Condition()
         self._state = _State.LIVE
@@ -51,7 +50,7 @@ class Lender:
                 return self._kept().content[start:stop].data, None
             self._borrowed_to = stop
             self._loans += 1
-            return self._live[start:stop].data, Loan(self, start, stop)
+            return self._live()[start:stop].data, Loan(self, start, stop)
 
     def prepare(self) -> None:
         """Fault in the memory that settling may need."""
@@ -66,7 +65,8 @@ class Lender:
                 return []
             self._state = _State.BEING_COPIED
             rest = slice(self._borrowed_to, None)
-            return [(self._live[rest], self._kept().content[rest])] if self._borrowed_to < len(self._live) else []
+            live = self._live()
+            return [(live[rest], self._kept().content[rest])] if self._borrowed_to < len(live) else []
 
     def settle(self, *, well: bool) -> None:
         """After `claim`: the copy was made, well or not, and is lent from here on."""
@@ -105,7 +105,7 @@ class Lender:
     def keep(self, start: int, stop: int) -> memoryview:
         """A copy of borrowed bytes that lasts until the next commit."""
         target = self._kept().content[start:stop]
-        np.copyto(target, self._live[start:stop])
+        np.copyto(target, self._live()[start:stop])
         return target.data
 
     def end_loan(self) -> None:
@@ -114,6 +114,14 @@ class Lender:
             self._loans -= 1
             self._turn.notify_all()
 
+    def _live(self) -> Bytes:
+        """The memory, also after torch moved it, to share it with another process for instance."""
+        if self._tensor.data_ptr() != self._address:
+            plain = plain_bytes(self._tensor)
+            assert plain is not None
+            self._address, self._seen = self._tensor.data_ptr(), np.frombuffer(plain, np.uint8)
+        return self._seen
+
     def _has_changed(self) -> bool:
         return self._read_versions() != self._versions
 
@@ -121,7 +129,7 @@ class Lender:
         return [tensor._version for tensor in self._shown]  # noqa: SLF001 - has no public name
 
     def _kept(self) -> Kept:
-        held = self._buffers.take(self._path, len(self._live))
+        held = self._buffers.take(self._path, self._tensor.nbytes)
         held.fingerprint = None
         return held
 
@@ -150,11 +158,16 @@ class LiveLeaf(TensorLeaf):
     lender: Lender
 
 
-def live_leaf(path: str, leaf: TensorLeaf, whole: Tensor | None, buffers: KeptBuffers) -> LiveLeaf:
-    """A tensor that is plain memory, to be borrowed; `whole`: see `Lender`."""
+def live_leaf(path: str, leaf: TensorLeaf, shown: Sequence[Tensor], buffers: KeptBuffers) -> LiveLeaf:
+    """A tensor that is plain memory, to be borrowed; `shown`: see `Lender`."""
     assert isinstance(leaf.tensor, Tensor)
     same = as_tracked(leaf.tensor.detach(), parameter=leaf.parameter, requires_grad=leaf.requires_grad)
-    return LiveLeaf(same, Lender(path, leaf.tensor, whole, buffers))
+    return LiveLeaf(same, Lender(path, leaf.tensor, shown, buffers))
+
+
+def tells_of_steps(value: object) -> TypeGuard[Optimizer]:
+    """Whether it is an optimizer that runs hooks; one that wraps another may not be set up for them."""
+    return isinstance(value, Optimizer) and hasattr(value, "_optimizer_step_pre_hooks")
 
 
 def live_leaves(flat: Flat) -> list[LiveLeaf]:
@@ -163,13 +176,18 @@ def live_leaves(flat: Flat) -> list[LiveLeaf]:
 
 
 class JustInTime:
-    """Settles the live leaves of one commit before the optimizers that own them step."""
+    """Settles the live leaves of one commit before the optimizers that own them step.
+
+    Another thread does so, and whoever steps waits for it: when a signal's handler, which interrupts the main thread,
+    raises or saves meanwhile, nothing stays half settled, and nothing waits for what cannot go on.
+    """
 
     def __init__(self, owners: Mapping[Optimizer, Sequence[Lender]], buffers: KeptBuffers) -> None:
         self._lenders = {id(optimizer): list(lenders) for optimizer, lenders in owners.items()}
         self._buffers = buffers
         self._settling = Lock()
-        self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in owners]
+        hook = _weak_hook(self)
+        self._hooks = [optimizer.register_step_pre_hook(hook) for optimizer in owners]
 
     def prepare(self) -> None:
         """Fault in the memory that copies may need: that of the last leaves first, which are mostly read last."""
@@ -178,23 +196,32 @@ class JustInTime:
 
     def settle_all(self) -> None:
         """Return once anybody may change the tensors."""
-        self._settle(self._all())
+        self._settled(self._all())
 
     def close(self) -> None:
         """The commit is over; to be called by its thread."""
         for lender in self._all():
             lender.abandon()
+        self.forget()
+
+    def forget(self) -> None:
+        """There is no commit any more that could read anything."""
         self._lenders = {}
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Return once this optimizer may change what it owns."""
+        self._settled(self._lenders.get(id(optimizer), ()))
 
     def unhook(self) -> None:
         """Leave the optimizers; not to be called while one of them runs its hooks."""
         for hook in self._hooks:
             hook.remove()
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._settle(self._lenders.get(id(optimizer), ()))
+    def _settled(self, lenders: Sequence[Lender]) -> None:
+        if lenders:
+            self._buffers.errands.run(lambda: self._settle(lenders))
 
-    def _settle(self, lenders: Iterable[Lender]) -> None:
+    def _settle(self, lenders: Sequence[Lender]) -> None:
         with self._settling:
             well = False
             try:
@@ -208,3 +235,15 @@ class JustInTime:
 
     def _all(self) -> list[Lender]:
         return list(dict.fromkeys(lender for lenders in self._lenders.values() for lender in lenders))
+
+
+def _weak_hook(just_in_time: JustInTime) -> Callable[[Optimizer, Any, Any], None]:
+    """Optimizers do not keep what a store that is gone has copied."""
+    found = weakref.ref(just_in_time)
+
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        there = found()
+        if there is not None:
+            there.before_step(optimizer)
+
+    return hook

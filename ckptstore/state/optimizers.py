@@ -21,11 +21,11 @@ class Owned:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        self._places: set[Hashable] = set()
+        self._places: dict[Hashable, list[Tensor]] = {}
         self._sharing: dict[int, list[Optimizer]] = {}
         for optimizer in optimizers:
             for tensor in _tensors(optimizer):
-                self._places.add(same_place(tensor))
+                self._places.setdefault(same_place(tensor), []).append(tensor)
                 owners = self._sharing.setdefault(_storage(tensor), [])
                 if optimizer not in owners:
                     owners.append(optimizer)
@@ -35,6 +35,10 @@ class Owned:
         if not isinstance(array, Tensor) or not _is_plain(array) or same_place(array) not in self._places:
             return []
         return self._sharing[_storage(array)]
+
+    def twins(self, array: Array) -> list[Tensor]:
+        """The optimizers' own tensors in the same memory. They may count its changes apart, as `.data` does."""
+        return self._places[same_place(array)]
 
 
 def _tensors(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -18,7 +18,7 @@ from ckptstore.format.manifest import Value
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
-from ckptstore.state.live import JustInTime, Lender, LiveLeaf, live_leaf
+from ckptstore.state.live import JustInTime, Lender, LiveLeaf, live_leaf, tells_of_steps
 from ckptstore.state.optimizers import Owned
 from ckptstore.state.pieces import PiecedLeaf
 from ckptstore.state.shards import form_of
@@ -82,7 +82,7 @@ class Stager:
         """
         single = _untied(flat)
         self._buffers.forget_all_but(single)
-        optimizers = [it for it in flat.stateful.values() if isinstance(it, Optimizer)] if just_in_time else []
+        optimizers = [it for it in flat.stateful.values() if tells_of_steps(it)] if just_in_time else []
         there = self._devices.stage(single, apart=True)
         here = {path: leaf for path, leaf in single.items() if path not in there}
         live, owners = self._live(here, flat.sharded, Owned(optimizers))
@@ -116,7 +116,8 @@ class Stager:
         for path, leaf in leaves.items():
             owners = owned.owners(leaf.tensor) if _plain(leaf) is not None else []
             if owners:
-                live[path] = made = live_leaf(path, leaf, sharded.get(path), self._buffers)
+                shown = [*owned.twins(leaf.tensor), *([sharded[path]] if path in sharded else [])]
+                live[path] = made = live_leaf(path, leaf, shown, self._buffers)
                 for owner in owners:
                     lenders.setdefault(owner, []).append(made.lender)
         return live, lenders

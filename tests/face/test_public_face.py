@@ -35,6 +35,7 @@ NAMES = [
     "GcPlan",
     "GcRefused",
     "GcReport",
+    "InterpreterExiting",
     "InvalidArgument",
     "KeepBest",
     "KeepEvery",

@@ -1,0 +1,369 @@
+"""What signals, other threads, forks and the end of the interpreter do to commits in the background: no harm."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptstore
+from ckptstore import CommitInFlight, StateError, StorageFull
+from ckptstore.state.kept import KeptBuffers
+from ckptstore.state.live import Lender
+from ckptstore.testing.equality import assert_same
+from tests.face.test_just_in_time import slowed_store
+
+
+@pytest.fixture
+def slowed(tmp_path):
+    store, storage = slowed_store(tmp_path / "store")
+    yield store, storage
+    storage.gate.set()
+    store.close()
+
+
+class Signalled(Exception):
+    """Raised by a signal's handler."""
+
+
+@contextmanager
+def handling(handler: Callable[[], object]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, lambda *_: handler())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def refuse() -> None:
+    raise Signalled
+
+
+def signal_soon() -> None:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+
+
+def owned(count: int = 3) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+    weights = [nn.Parameter(torch.full((5000,), float(number))) for number in range(count)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    return weights, torch.optim.SGD(weights, lr=1)
+
+
+def copied(weights: list[nn.Parameter]) -> list[nn.Parameter]:
+    return [nn.Parameter(weight.detach().clone()) for weight in weights]
+
+
+# threads
+
+
+def test_a_commit_of_another_thread_lets_nobody_by(slowed):
+    store, storage = slowed
+    average = torch.zeros(50_000)
+    storage.gate.clear()
+    store.commit_async({"average": average}, step=1)
+    metrics = threading.Thread(target=lambda: store.commit({"loss": 1.0}, step=1, run="metrics"))
+    metrics.start()
+    metrics.join(0.1)
+    average.fill_(7)
+    second = threading.Thread(target=lambda: store.commit_async({"average": average}, step=2))
+    second.start()
+    second.join(0.3)
+    assert second.is_alive()
+    storage.gate.set()
+    metrics.join(60)
+    second.join(60)
+    store._background.land()
+    assert store.read(1, "average").unique().tolist() == [0]
+    assert store.read(2, "average").unique().tolist() == [7]
+    assert store.verify().ok
+
+
+def test_a_commit_of_another_thread_disturbs_no_step(slowed):
+    store, _ = slowed
+    weights, optimizer = owned()
+    started, over = threading.Event(), threading.Event()
+
+    def hook(*_: Any) -> None:
+        started.set()
+        assert over.wait(60)
+
+    optimizer.register_step_pre_hook(hook)
+    store.commit_async({"w": weights, "optim": optimizer}, step=1).result()
+
+    def other() -> None:
+        assert started.wait(60)
+        store.commit({"loss": 1.0}, step=1, run="metrics")
+        over.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    optimizer.step()
+    thread.join(60)
+
+
+# signals
+
+
+@pytest.mark.parametrize("how", ["commit", "commit_async", "result"])
+def test_whoever_is_interrupted_while_waiting_may_go_on(slowed, how):
+    store, storage = slowed
+    average = torch.zeros(50_000)
+    storage.gate.clear()
+    handle = store.commit_async({"average": average}, step=1)
+    calls = {"commit": store.commit, "commit_async": store.commit_async}
+    with handling(refuse), pytest.raises(Signalled):
+        signal_soon()
+        calls[how]({"x": 1}, step=2) if how in calls else handle.result()
+    average.fill_(7)
+    assert not handle.done()
+    with pytest.raises(CommitInFlight):
+        store.commit_async({"average": average}, step=3, when_busy="raise")
+    threading.Timer(0.2, storage.gate.set).start()
+    store.commit_async({"average": average}, step=3).result()
+    assert handle.result().step == 1
+    assert store.steps() == [1, 3]
+    assert store.read(1, "average").unique().tolist() == [0]
+    assert store.verify().ok
+
+
+@pytest.mark.parametrize("at", [Lender.claim, Lender.settle, Lender.wait])
+def test_a_step_that_is_interrupted_holds_up_nothing(slowed, monkeypatch, at):
+    store, storage = slowed
+    weights, optimizer = owned()
+    storage.gate.clear()
+    handle = store.commit_async({"w": weights, "optim": optimizer}, step=1)
+    before = copied(weights)
+    signals = [None]
+
+    def signalling(*arguments: Any, **keywords: Any) -> Any:
+        if signals:
+            signals.pop()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return at(*arguments, **keywords)
+
+    monkeypatch.setattr(Lender, at.__name__, signalling)
+    threading.Timer(0.3, storage.gate.set).start()
+    with handling(refuse), pytest.raises(Signalled):
+        optimizer.step()
+        time.sleep(5)
+    optimizer.step()
+    handle.result()
+    assert_same(store.checkout(1)["w"], before)
+
+
+@pytest.mark.parametrize("way", ["commit", "result", "close"])
+def test_a_handler_may_save_within_a_step(slowed, monkeypatch, way):
+    store, storage = slowed
+    weights, optimizer = owned()
+    before = copied(weights)
+    handled: list[object] = []
+    copy = KeptBuffers.copy
+
+    def slow(buffers: KeptBuffers, pairs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.2)
+        copy(buffers, pairs)
+
+    def save() -> None:
+        ways = {"commit": lambda: store.commit({"w": weights}, step=2), "result": handle.result, "close": store.close}
+        handled.append(ways[way]())
+
+    storage.seconds = lambda: 0.5
+    handle = store.commit_async({"w": weights, "optim": optimizer}, step=1)
+    monkeypatch.setattr(KeptBuffers, "copy", slow)
+    with handling(save):
+        optimizer.step()
+    assert handled
+    monkeypatch.undo()
+    assert_same(store.checkout(1)["w"], before)
+    if way == "commit":
+        assert_same(store.checkout(2)["w"], before)
+
+
+def test_a_handler_within_commit_async_is_refused_another(slowed):
+    store, _ = slowed
+
+    class Handling(ckptstore.StateDict):
+        def state_dict(self) -> dict[str, Any]:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return dict(self)
+
+    refused = []
+
+    def save() -> None:
+        with pytest.raises(CommitInFlight) as told:
+            store.commit_async({"x": 1}, step=2)
+        refused.append(told.value)
+
+    with handling(save):
+        store.commit_async({"state": Handling(a=1)}, step=1).result()
+    assert refused
+    assert store.steps() == [1]
+
+
+# memory
+
+
+def test_what_moves_to_shared_memory_is_read_there(slowed, monkeypatch):
+    store, _ = slowed
+    model = nn.Linear(300, 300)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters())
+    begin = threading.Event()
+    prepare = Lender.prepare
+    monkeypatch.setattr(Lender, "prepare", lambda lender: begin.wait(60) and prepare(lender))
+    handle = store.commit_async({"model": model, "optim": optimizer}, step=1)
+    address = model.weight.data_ptr()
+    model.share_memory()
+    assert model.weight.data_ptr() != address
+    begin.set()
+    handle.result()
+    assert_same(store.read(1, "model/weight").detach(), before)
+
+
+def test_changes_are_seen_however_a_tensor_was_given(slowed):
+    store, storage = slowed
+    (weight, *_), optimizer = owned()
+    storage.gate.clear()
+    handle = store.commit_async({"w": weight.data, "optim": optimizer}, step=1)
+    with torch.no_grad():
+        weight.fill_(7)
+    storage.gate.set()
+    with pytest.raises(StateError, match="'w' was changed"):
+        handle.result()
+    assert store.steps() == []
+
+
+def test_an_optimizer_that_was_not_set_up_for_hooks_is_copied(slowed):
+    store, storage = slowed
+    weights, inner = owned()
+
+    class Wrapping(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            self.state, self.param_groups, self.defaults = inner.state, inner.param_groups, inner.defaults
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            inner.step()
+
+        def state_dict(self) -> dict[str, Any]:
+            return inner.state_dict()
+
+    wrapping = Wrapping()
+    before = copied(weights)
+    storage.gate.clear()
+    handle = store.commit_async({"w": weights, "optim": wrapping}, step=1)
+    wrapping.step()
+    storage.gate.set()
+    handle.result()
+    assert_same(store.checkout(1)["w"], before)
+
+
+def test_a_failed_commit_is_forgotten_once_it_was_told(slowed):
+    store, storage = slowed
+    told = []
+    for step in range(2):
+        storage.error = StorageFull("no space")
+        told.append(weakref.ref(storage.error))
+        handle = store.commit_async({"w": torch.ones(5000)}, step=step)
+        if step:
+            with pytest.raises(StorageFull):
+                handle.result()
+        else:
+            with pytest.raises(StorageFull):
+                store._background.land()
+        storage.error = None
+        del handle
+    store.commit_async({"x": 1}, step=9).result()
+    gc.collect()
+    assert [error() for error in told] == [None, None]
+
+
+def test_optimizers_keep_nothing_of_a_store_that_is_gone(tmp_path):
+    store, _ = slowed_store(tmp_path / "store")
+    weights, optimizer = owned()
+    store.commit_async({"w": weights, "optim": optimizer}, step=1).result()
+    buffers = weakref.ref(store._background._own_stager()._buffers)
+    del store, _
+    gc.collect()
+    assert buffers() is None
+    optimizer.step()
+
+
+# processes
+
+
+def _child_steps(store: Any, optimizer: torch.optim.Optimizer, weights: Any, handle: Any) -> None:
+    optimizer.step()
+    with pytest.raises(StateError, match="fork"):
+        handle.result()
+    store.close()
+
+
+def test_a_fork_waits_for_no_thread_that_it_does_not_have(slowed):
+    store, storage = slowed
+    weights, optimizer = owned()
+    storage.gate.clear()
+    handle = store.commit_async({"w": weights, "optim": optimizer}, step=1)
+    assert storage.reached.wait(60)
+    child = multiprocessing.get_context("fork").Process(target=_child_steps, args=(store, optimizer, weights, handle))
+    child.start()
+    child.join(60)
+    storage.gate.set()
+    assert child.exitcode == 0
+    handle.result()
+    assert_same(store.checkout(1)["w"], copied(weights))
+
+
+_FORKED = """
+import multiprocessing, sys, torch, ckptstore
+def work():
+    ckptstore.open(sys.argv[1]).commit_async({"x": torch.ones(3)}, step=1)
+with ckptstore.open(sys.argv[1]) as store:
+    store.commit({"x": torch.zeros(3)}, step=1)
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+"""
+
+_LATE = """
+import atexit, sys, torch, ckptstore
+store = ckptstore.open(sys.argv[1])
+model = torch.nn.Linear(30, 40)
+state = {"model": model, "optim": torch.optim.SGD(model.parameters())}
+store.commit(state, step=0)
+def late():
+    for commit in (store.commit, store.commit_async):
+        try:
+            commit(state, step=1)
+        except ckptstore.InterpreterExiting as error:
+            print(error)
+atexit.register(late)
+"""
+
+
+def run(source: str, place: Any) -> Any:
+    return subprocess.run([sys.executable, "-c", source, place], capture_output=True, text=True, check=True)
+
+
+def test_an_error_is_told_when_a_fork_ends(tmp_path):
+    assert run(_FORKED, tmp_path / "store").stderr.count("a background commit failed: StepExists(") == 1
+
+
+def test_it_is_told_that_it_is_too_late(tmp_path):
+    done = run(_LATE, tmp_path / "store")
+    assert done.stdout.count("the interpreter exits") == 2
+    assert not done.stderr
