@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.catalog.places import Places
@@ -48,10 +48,10 @@ def any_document(chunks: ChunkStore, commit: CommitRecord) -> Document:
         return chunks.decode_document(chunks.storage.get(commit.document), commit.document)
 
 
-def users_of(chunks: ChunkStore, digests: set[bytes]) -> dict[bytes, tuple[str, ...]]:
+def users_of(chunks: ChunkStore, digests: set[bytes], whole: Collection[bytes] = ()) -> dict[bytes, tuple[str, ...]]:
     """Which leaves of the commits that exist now need these chunks; manifests are read once more, one at a time.
 
-    A leaf also needs what its chunks rest on.
+    A leaf also needs what its chunks rest on, but for those that are taken for `whole`.
     """
     users: dict[bytes, list[str]] = defaultdict(list)
     size = chunks.digest.size
@@ -60,17 +60,17 @@ def users_of(chunks: ChunkStore, digests: set[bytes]) -> dict[bytes, tuple[str, 
             written = any_document(chunks, commit)
         except CkptStoreError:
             continue  # reported already
-        below = _below(chunks, written) if digests.intersection(split_digests(written.bases, size)) else {}
+        below = _below(chunks, written, whole) if digests.intersection(split_digests(written.bases, size)) else {}
         for path, entry in written.manifest.entries.items():
             for digest in digests & _with_all_below(chunk_digests(entry, size), below):
                 users[digest].append(f"{commit.run}@{commit.step} {path}")
     return {digest: tuple(paths) for digest, paths in users.items()}
 
 
-def _below(chunks: ChunkStore, written: Document) -> dict[bytes, set[bytes]]:
+def _below(chunks: ChunkStore, written: Document, taken: Collection[bytes]) -> dict[bytes, set[bytes]]:
     """Digest → what the chunk rests on, wherever it lies, if it is whole nowhere."""
     copies = chunks.catalog.copies(sorted(document_digests(written, chunks.digest.size)))
-    whole = {copy.digest for copy in copies if not copy.base}
+    whole = {copy.digest for copy in copies if not copy.base}.union(taken)
     below: dict[bytes, set[bytes]] = defaultdict(set)
     for copy in copies:
         if copy.digest not in whole:

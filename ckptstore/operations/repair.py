@@ -2,13 +2,14 @@
 
 A damaged pack is retired: nothing is found in it any more, so that the next commit of the same chunks stores them
 anew and heals the commits that lost them. What is whole in it, or lies elsewhere, moves into new packs. It is kept in
-storage as long as anything is lost. A manifest document is in the catalog and in storage; one mends the other.
+storage as long as anything is lost. What rests on a chunk that goes, and can be read all the same, is stored whole
+before it goes. A manifest document is in the catalog and in storage; one mends the other.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,7 +19,7 @@ from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import CkptStoreError, CorruptData, ObjectNotFound, StepNotFound
 from ckptstore.format import document, version
 from ckptstore.format.packs import TARGET_BYTES, pack_key
-from ckptstore.operations.manifests import any_document, document_digests, unheld_digests, users_of
+from ckptstore.operations.manifests import any_document, document_digests, users_of
 from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
@@ -51,7 +52,8 @@ class RepairPlan:
 
     Attributes:
         packs: names of the damaged packs that would be retired.
-        saved: chunks that can be saved: they are whole in a damaged pack, or lie elsewhere.
+        saved: chunks that can be saved: they are whole in a damaged pack, or lie elsewhere, or rest on what is damaged
+            and can be read all the same.
         documents: steps whose manifest document would be mended, as "run@step".
         lost: leaves that would stay damaged, as "run@step path", or "run@step" for a whole commit.
     """
@@ -73,8 +75,6 @@ class RepairPlan:
         documents = sum(_mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
         saved = sum(_retire(chunks, pack, bad, self.source) for pack in self.packs)
         saved += _heal(chunks, self.source)
-        if _note_resting(chunks):
-            saved += _heal(chunks, self.source)
         lost = (*_unreadable(chunks), *_leaves(chunks, set(chunks.catalog.lost())))
         return RepairReport(len(self.packs), saved, documents, lost)
 
@@ -89,8 +89,11 @@ def plan_repair(
     problems = verify(chunks, Scope(), progress).problems
     objects = {problem.object for problem in problems}
     packs = tuple(pack.name for pack in chunks.catalog.packs() if pack_key(pack.name) in objects)
-    wanted = set(chunks.catalog.lost()).union(*(digests for pack in packs for digests in _needs(chunks, pack).values()))
+    needs = _needs(chunks, packs)
+    wanted = set(chunks.catalog.lost()).union(*needs.values())
     saved = _copies(chunks, wanted, set(packs)).keys() | {found for found, _ in _rescued(chunks, packs, source, wanted)}
+    resting = set().union(*_resting(chunks, needs, saved, set(packs)).values())
+    saved |= {found for found, _ in _rescued(chunks, packs, source, resting)}
     suspects = _commits(chunks, {leaf for problem in problems if not problem.digest for leaf in problem.affected})
     mended = {_address(commit): _whole_document(chunks, commit, source) is not None for commit in suspects}
     return RepairPlan(
@@ -99,7 +102,7 @@ def plan_repair(
         packs=packs,
         saved=len(saved),
         documents=tuple(sorted(address for address, can in mended.items() if can)),
-        lost=(*sorted(address for address, can in mended.items() if not can), *_leaves(chunks, wanted - saved)),
+        lost=(*sorted(address for address, can in mended.items() if not can), *_leaves(chunks, wanted - saved, saved)),
     )
 
 
@@ -114,18 +117,45 @@ def _commits(chunks: ChunkStore, addresses: set[str]) -> list[CommitRecord]:
 # packs
 
 
-def _needs(chunks: ChunkStore, pack: str) -> dict[str, set[bytes]]:
-    """Commit id → the digests of the pack that it needs, for every commit that needs the pack."""
-    held = {chunk.digest for chunk in chunks.catalog.pack_chunks(pack)}
-    found: dict[str, set[bytes]] = {}
-    for name in chunks.catalog.users(pack):
-        commit = chunks.catalog.by_id(name)
-        try:
-            wanted = document_digests(any_document(chunks, commit), chunks.digest.size) if commit is not None else set()
-        except CkptStoreError:
-            wanted = held  # nobody can read that commit now, but its document may be brought back
-        found[name] = held & wanted
+def _needs(chunks: ChunkStore, packs: Sequence[str]) -> dict[str, set[bytes]]:
+    """Commit id → the digests of the packs that it needs, for every commit that needs one of them."""
+    found: dict[str, set[bytes]] = defaultdict(set)
+    for pack in packs:
+        held = {chunk.digest for chunk in chunks.catalog.pack_chunks(pack)}
+        for commit in chunks.catalog.users(pack):
+            found[commit] |= held & _digests(chunks, commit)
     return found
+
+
+def _digests(chunks: ChunkStore, name: str) -> set[bytes]:
+    """All that a commit id needs, so far as anybody can tell."""
+    commit = chunks.catalog.by_id(name)
+    try:
+        return document_digests(any_document(chunks, commit), chunks.digest.size) if commit is not None else set()
+    except CkptStoreError:  # nobody can read that commit now, but its document may be brought back
+        return {chunk.digest for pack in chunks.catalog.packs(name) for chunk in chunks.catalog.pack_chunks(pack.name)}
+
+
+def _resting(
+    chunks: ChunkStore, needs: Mapping[str, set[bytes]], saved: Collection[bytes], bad: set[str]
+) -> dict[str, set[bytes]]:
+    """Commit id → all else it needs that rests on those of the chunks which are not saved."""
+    losing = {commit for commit, digests in needs.items() if not digests.issubset(saved)}
+    return {commit: _resting_on(chunks, commit, needs[commit], saved, bad) for commit in losing}
+
+
+def _resting_on(
+    chunks: ChunkStore, commit: str, needed: set[bytes], saved: Collection[bytes], bad: set[str]
+) -> set[bytes]:
+    """Without what a good pack that the commit needs holds whole, or what is saved, and what rests on such alone."""
+    copies = chunks.catalog.copies(sorted(_digests(chunks, commit)))
+    good = {pack.name for pack in chunks.catalog.packs(commit)} - bad
+    whole = {copy.digest for copy in copies if not copy.base and copy.pack in good}.union(saved)
+    found = fresh = needed.difference(saved)
+    while fresh:
+        fresh = {copy.digest for copy in copies if fresh.intersection(copy.bases)} - found - whole
+        found = found | fresh
+    return found - needed
 
 
 def _copies(chunks: ChunkStore, wanted: set[bytes], bad: set[str]) -> dict[bytes, ChunkLocation]:
@@ -155,16 +185,32 @@ def _rescued(
 
 def _retire(chunks: ChunkStore, pack: str, bad: set[str], source: ChunkStore | None) -> int:
     """Let commits need good copies instead of a bad pack; how many chunks were stored anew."""
-    needs = _needs(chunks, pack)
-    wanted = set().union(*needs.values())
-    copies = _copies(chunks, wanted, bad)
+    needs = _needs(chunks, [pack])
     with writing_session(chunks.catalog) as session:
-        own = _store(chunks, session, _rescued(chunks, [pack], source, wanted - copies.keys()))
-        places = copies | {chunk.digest: chunk for new in own for chunk in new.chunks}
+        own, places = _saved(chunks, session, pack, bad, source, needs)
+        resting = _resting(chunks, needs, places, bad)  # to be read before what it rests on goes
+        more, others = _saved(chunks, session, pack, bad, source, resting)
+        own, places = own + more, places | others
+        needs = {commit: digests | resting.get(commit, set()) for commit, digests in needs.items()}
         lost = {commit: sorted(digests - places.keys()) for commit, digests in needs.items()}
         kept = {commit: digests & places.keys() for commit, digests in needs.items()}
         chunks.catalog.rewrite(session, Rewrite(own, [pack], needs_at(kept, places), lost, damaged=True))
     return sum(len(new.chunks) for new in own)
+
+
+def _saved(
+    chunks: ChunkStore,
+    session: str,
+    pack: str,
+    bad: set[str],
+    source: ChunkStore | None,
+    needs: Mapping[str, set[bytes]],
+) -> tuple[list[NewPack], dict[bytes, ChunkLocation]]:
+    """New packs of what could be read, and where this and what is whole in good packs lies."""
+    wanted = set().union(*needs.values())
+    copies = _copies(chunks, wanted, bad)
+    own = _store(chunks, session, _rescued(chunks, [pack], source, wanted - copies.keys()))
+    return own, copies | {chunk.digest: chunk for new in own for chunk in new.chunks}
 
 
 def _heal(chunks: ChunkStore, source: ChunkStore | None) -> int:
@@ -178,30 +224,6 @@ def _heal(chunks: ChunkStore, source: ChunkStore | None) -> int:
     return sum(len(new.chunks) for new in own)
 
 
-def _note_resting(chunks: ChunkStore) -> bool:
-    """What rests on what is lost is lost too, so that whoever brings it back, whole, heals the commits.
-
-    Whether there was such that was not known yet.
-    """
-    known: dict[str, set[bytes]] = defaultdict(set)
-    for digest, commits in chunks.catalog.lost().items():
-        for commit in commits:
-            known[commit].add(digest)
-    found = {commit: _unheld(chunks, commit) - lost for commit, lost in known.items()}
-    fresh = {commit: sorted(digests) for commit, digests in found.items() if digests}
-    if fresh:
-        with writing_session(chunks.catalog) as session:
-            chunks.catalog.rewrite(session, Rewrite([], [], {commit: {} for commit in fresh}, fresh))
-    return bool(fresh)
-
-
-def _unheld(chunks: ChunkStore, commit: str) -> set[bytes]:
-    try:
-        return unheld_digests(chunks, commit)
-    except (CorruptData, StepNotFound):
-        return set()  # nobody knows, or needs it
-
-
 def _store(chunks: ChunkStore, session: str, found: Iterator[tuple[bytes, memoryview]]) -> list[NewPack]:
     with chunks.writer(session) as writer:
         for batch in groups(found, lambda item: len(item[1]), TARGET_BYTES, _BATCH_CHUNKS):
@@ -209,8 +231,8 @@ def _store(chunks: ChunkStore, session: str, found: Iterator[tuple[bytes, memory
         return writer.finish()[0]
 
 
-def _leaves(chunks: ChunkStore, digests: set[bytes]) -> tuple[str, ...]:
-    return tuple(sorted({leaf for leaves in users_of(chunks, digests).values() for leaf in leaves}))
+def _leaves(chunks: ChunkStore, digests: set[bytes], whole: Collection[bytes] = ()) -> tuple[str, ...]:
+    return tuple(sorted({leaf for leaves in users_of(chunks, digests, whole).values() for leaf in leaves}))
 
 
 # manifest documents

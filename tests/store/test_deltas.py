@@ -504,6 +504,26 @@ def test_a_chunk_that_is_stored_while_it_is_lost_heals_nobody_as_a_delta(place):
     assert_held(place)
 
 
+def test_what_is_whole_elsewhere_is_held_by_whom_it_rested_for(place):
+    """Two writers of the same at once, one of them of whole chunks; then what the other one's rest on is gone."""
+
+    def commit():
+        with ckptstore.open(place, compression="fast") as other:
+            other.commit(state(6), step=0, run="whole")
+
+    with disturbed(place, "put", commit) as store:
+        store.commit(state(6), step=6)
+    base_pack(place).unlink()
+    with opened(place) as store:
+        assert set(store.repair().lost) == leaves(0, 1, 2, 3)
+        assert_held(place)
+        store.delete("whole@0")
+        for _ in range(2):
+            store.gc(grace=0)
+            assert_same(store.checkout(6), state(6))
+    assert_held(place)
+
+
 # rebuilding
 
 
