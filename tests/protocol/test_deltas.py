@@ -5,7 +5,7 @@ what matters is which frames the packs hold. A frame is a chunk and the chunk th
 commit is what its document says, the chunks of its manifest and those that they rest on, and the packs that it needs.
 
 A chunk is lost when a commit exists that cannot decode it from the packs it needs, resting on nothing but chunks of
-its own document; unless the commit is known to have lost that chunk, or one that it rests on, to damage.
+its own document; unless the commit is known to have lost that very chunk to damage.
 """
 
 from __future__ import annotations
@@ -73,12 +73,11 @@ class World:
 
 
 def _unreadable(world: World, commit: Commit) -> set[str]:
-    known = {chunk for chunk, name in world.lost if name == commit.name}
-    found = {""} | known
+    found = {""}
     places = world.frames(commit.packs)
     for _ in commit.chunks:
         found |= {chunk for chunk in commit.chunks if any(base in found for _, base in places.get(chunk, ()))}
-    return set(commit.chunks - found)
+    return set(commit.chunks - found) - {chunk for chunk, name in world.lost if name == commit.name}
 
 
 def locate(world: World, chunk: str, variant: str) -> dict[str, tuple[str, str]]:
@@ -188,6 +187,8 @@ def _rewritten(world: World, old: tuple[str, ...], users: dict[str, Chunks], var
     if not set(old) <= world.live:
         return done
     needed = frozenset().union(*users.values())
+    if not all(locate(world, chunk, variant) for chunk in needed):
+        return done
     held = world.frames(old)
     frames = {(chunk, _base_kept(world, chunk, held[chunk], variant)) for chunk in needed}
     made = _healed(done, "R", frames, variant) if frames else done
@@ -204,31 +205,28 @@ def _base_kept(world: World, chunk: str, places: list[tuple[str, str]], variant:
     return base if same or variant == "a delta is kept whatever its users have" else ""
 
 
-def _repair(world: World) -> Iterator[Step]:
-    """A pack turns out to be damaged: it is retired, and all that commits needed of it is lost."""
-    if world.repairs:
-        for pack in world.live:
-            gone = dict(world.packs)[pack]
-            lost = {
-                (chunk, one.name)
-                for one in world.commits
-                if pack in one.packs
-                for chunk, _ in gone
-                if chunk in one.chunks
-            }
-            commits = frozenset(replace(one, packs=one.packs - {pack}) for one in world.commits)
-            after = replace(
-                world, packs=world.packs - {(pack, gone)}, commits=commits, lost=world.lost | lost, repairs=0
-            )
-            yield f"{pack} is damaged and retired", after
-    noted = {(chunk, one.name) for one in world.commits for chunk in _resting_on_lost(world, one)}
-    if noted - world.lost:
-        yield "what rests on what is lost is noted", replace(world, lost=world.lost | noted)
+def _repair(world: World, variant: str) -> Iterator[Step]:
+    """A pack turns out to be damaged: it is retired, and all that commits needed of it is lost. What rests on that is
+    lost too, or can be read all the same, until then, and is stored whole.
+    """
+    for pack in world.live if world.repairs else ():
+        after = _retired(world, pack)
+        resting = {(chunk, one.name) for one in after.commits for chunk in _unreadable(after, one)}
+        noted = replace(after, lost=after.lost | resting)
+        if variant == "what rests on what goes is left as it is":
+            noted = after
+        yield f"{pack} is damaged and retired", noted
+        if resting:
+            whole = {(chunk, "") for chunk, _ in resting}
+            yield f"{pack} is retired, what rests on it is stored whole", _healed(noted, "S", whole, variant)
 
 
-def _resting_on_lost(world: World, commit: Commit) -> set[str]:
-    without = replace(world, lost=frozenset(one for one in world.lost if one[1] != commit.name))
-    return _unreadable(without, commit) if without.lost != world.lost else set()
+def _retired(world: World, pack: str) -> World:
+    gone = dict(world.packs)[pack]
+    users = [one for one in world.commits if pack in one.packs]
+    lost = {(chunk, one.name) for one in users for chunk, _ in gone if chunk in one.chunks}
+    commits = frozenset(replace(one, packs=one.packs - {pack}) for one in world.commits)
+    return replace(world, packs=world.packs - {(pack, gone)}, commits=commits, lost=world.lost | lost, repairs=0)
 
 
 def search(first: World, variant: str) -> tuple[int, list[str] | None]:
@@ -252,7 +250,7 @@ def _steps(world: World, variant: str) -> Iterator[Step]:
     for number in range(len(world.writers)):
         yield from _writer(world, number, variant)
     yield from _rewriter(world, variant)
-    yield from _repair(world)
+    yield from _repair(world, variant)
 
 
 def _start(packs: dict[str, str], commits: Iterable[tuple[str, str, str]], *, writers: int = 1) -> World:
@@ -293,6 +291,7 @@ def test_deltas_lose_nothing(start):
         "the bases of a document are not moved",
         "a delta is kept whatever its users have",
         "a delta heals",
+        "what rests on what goes is left as it is",
     ],
 )
 def test_leaving_a_part_out_loses_a_chunk(variant):
