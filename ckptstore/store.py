@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
-from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
+from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.codecs import Level
 from ckptstore.format.version import MIB
@@ -240,7 +240,7 @@ class Store(Keeping):
         skip_damaged: bool = False,
         allow_pickle: bool = False,
         process_group: Group | None = None,
-        memory_budget_bytes: int = DEFAULT_BUDGET,
+        memory_budget_bytes: int | None = None,
         progress: ProgressCallback | None = None,
     ) -> Any:
         """The state of a commit, bit-exact: as new nested state with tensors on the CPU, or into live objects.
@@ -263,7 +263,7 @@ class Store(Keeping):
             allow_pickle: load leaves that were stored as pickles. A pickle can run any code.
             process_group: with `into`, the ranks among which this process gets what its rank had for itself; by default
                 those of torch.distributed's default group, if it is initialised.
-            memory_budget_bytes: what reading may hold beside the state itself.
+            memory_budget_bytes: what reading may hold beside the state; by default 128 MiB, or what one chunk needs.
             progress: called with (stage, bytes done, bytes in all).
 
         Returns:
@@ -271,7 +271,7 @@ class Store(Keeping):
 
         Raises:
             StateMismatch: with `into`; everything that does not fit, before anything was written.
-            BudgetTooSmall: one chunk does not fit into the budget.
+            BudgetTooSmall: one chunk does not fit into the given budget.
             PathNotFound: a path that selects nothing.
             InvalidArgument: `skip_damaged` with `into`.
             CorruptData: stored bytes are damaged; with `skip_damaged`, those of every leaf. Objects of `into` may be
@@ -301,7 +301,7 @@ class Store(Keeping):
         index: Any = ...,
         out: Any = None,
         allow_pickle: bool = False,
-        memory_budget_bytes: int = DEFAULT_BUDGET,
+        memory_budget_bytes: int | None = None,
     ) -> Any:
         """One leaf, or everything beneath a container's path.
 
@@ -312,12 +312,12 @@ class Store(Keeping):
                 wanted elements are read.
             out: a tensor or array of the result's dtype and shape that is filled and returned.
             allow_pickle: see `checkout`.
-            memory_budget_bytes: what reading may hold beside the result.
+            memory_budget_bytes: what reading may hold beside the result; by default 128 MiB, or what one chunk needs.
 
         Raises:
             PathNotFound: the commit has no such path; names the nearest.
             InvalidArgument: an index or `out` that does not fit the leaf.
-            BudgetTooSmall: one chunk does not fit into the budget.
+            BudgetTooSmall: one chunk does not fit into the given budget.
             CorruptData: stored bytes are damaged.
         """
         from ckptstore.operations.read import read
@@ -364,13 +364,13 @@ class Store(Keeping):
         new: Ref,
         *,
         values: bool = False,
-        memory_budget_bytes: int = DEFAULT_BUDGET,
+        memory_budget_bytes: int | None = None,
         progress: ProgressCallback | None = None,
     ) -> Diff:
         """What changed from one commit to another: leaves added, removed, moved and changed, with changed bytes.
 
         Bytes are told by chunk digests, without reading data. With `values`, changed tensors are read, chunk by chunk
-        within the budget, and their numeric change is computed in float64.
+        within the budget (see `checkout`), and their numeric change is computed in float64.
         """
         before, after = self.manifest(old), self.manifest(new)
         diff = compare_commits(before, after, self._parts.digest.size)

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptstore.catalog.base import ChunkLocation
-from ckptstore.chunkstore.encoding import Encoder, Made, NewChunk, Piece
-from ckptstore.chunkstore.reader import DEFAULT_BUDGET
+from ckptstore.chunkstore.encoding import Encoder, Made, NewChunk, Piece, unwritten
+from ckptstore.chunkstore.needs import Way
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import Effort
 from ckptstore.format.codecs.base import NoGain
+from ckptstore.format.manifest import split_digests
 
 _DEEPEST = 4
 """How many chunks may rest on each other, one below the other."""
-_MOST_BELOW = DEFAULT_BUDGET * 3 // 4
-"""Bytes that a chunk may rest on in all, raw and encoded, so that it can be read within the usual budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +44,49 @@ class Derivation:
         return NewChunk(digest, self.made.codec.number, payload, len(piece.data), rests_on, self.below)
 
 
+class Pile:
+    """New chunks of a store that are read on a `way`, each on all that it rests on."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._under: dict[bytes, dict[bytes, ChunkLocation]] = {}
+
+    def heavy(self, made: Iterable[NewChunk], near: Mapping[bytes, ChunkLocation]) -> set[bytes]:
+        """Those of more chunks that weigh too much on their readers: they shall rest on what is `near`, or nothing."""
+        return {chunk.digest for chunk in made if not self._bears(chunk, near)}
+
+    def _bears(self, chunk: NewChunk, near: Mapping[bytes, ChunkLocation]) -> bool:
+        digest, size = chunk.digest, chunk.raw_length
+        under = {one.digest: one for one in chunk.below}
+        for base in split_digests(chunk.base, len(digest)):
+            under |= self._under.get(base, {})
+        place = ChunkLocation(digest, "", 0, len(chunk.payload), size, chunk.codec)
+        light = not under or self._way.is_light(place, under.values())
+        if not light:
+            place = unwritten(digest, size, size)
+            under = {near[digest].digest: near[digest]} if digest in near else {}
+        self._under[digest] = under | {digest: place}
+        return light
+
+
 def derivations(
-    fresh: Mapping[bytes, Piece], pin: Callable[[Sequence[bytes]], Mapping[bytes, ChunkLocation]]
+    fresh: Mapping[bytes, Piece], pin: Callable[[Sequence[bytes]], Mapping[bytes, ChunkLocation]], way: Way
 ) -> dict[bytes, Derivation]:
-    """Of those new chunks that were made of others. These are of the store, or stand before them among the new ones."""
+    """Of those new chunks that were made of others. These are of the store, or stand before them among the new ones.
+
+    Left out are those that would weigh too much on their readers, however small they become.
+    """
     told = {digest: piece.made() for digest, piece in fresh.items() if piece.made is not None}
     made = {digest: found for digest, found in told.items() if found is not None}
     if not made:
         return {}
     pinned = pin(list({base for found in made.values() for base in found.older}))
     found = {digest: _derivation(digest, each, fresh, pinned) for digest, each in made.items()}
-    return {digest: each for digest, each in found.items() if each is not None}
+    return {
+        digest: each
+        for digest, each in found.items()
+        if each is not None and way.is_light(unwritten(digest, len(fresh[digest].data), 0), each.below)
+    }
 
 
 def encode(
@@ -81,10 +112,9 @@ def _derivation(
         return None  # chunks that are alike, such as zeros
     if not all(name in fresh for name in newer) or not all(name in pinned for name in made.older):
         return None
-    below = _below(made.older, pinned)
-    if sum(one.raw_length + one.length for one in below) > _MOST_BELOW or _depth(made.older, pinned) >= _DEEPEST:
+    if _depth(made.older, pinned) >= _DEEPEST:
         return None
-    return Derivation(made, {name: fresh[name].data for name in newer}, below)
+    return Derivation(made, {name: fresh[name].data for name in newer}, _below(made.older, pinned))
 
 
 def _below(digests: Iterable[bytes], pinned: Mapping[bytes, ChunkLocation]) -> list[ChunkLocation]:

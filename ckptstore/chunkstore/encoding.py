@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ckptstore.catalog.base import ChunkLocation
+from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs import BYTES, Codec, Effort, Form, Level, encode
+from ckptstore.format.codecs import BYTES, DELTA, Codec, Effort, Form, Level, encode
 from ckptstore.storage.base import Buffer
 
 _SMALLEST = 4096
@@ -81,12 +82,14 @@ class Encoder:
     Attributes:
         level: what time may be spent on it.
         pace: knows how much of it pays when that is for us to say.
+        way: how its bytes come.
         may_rest: which of these new chunks may rest on others; asked when there are some.
         raw: reads chunks of the store.
     """
 
     level: Level
     pace: Pace
+    way: Way
     may_rest: Callable[[set[bytes]], set[bytes]]
     raw: Callable[[Sequence[bytes]], list[memoryview]]
 
@@ -97,7 +100,7 @@ class Encoder:
     def near(
         self, fresh: Mapping[bytes, Piece], pin: Callable[[Sequence[bytes]], Mapping[bytes, ChunkLocation]]
     ) -> dict[bytes, ChunkLocation]:
-        """Digest → a whole chunk of the same length that it may rest on, pinned."""
+        """Digest → a whole chunk of the same length that it may rest on, pinned, where both can be read together."""
         told = {digest: piece.base() for digest, piece in fresh.items() if len(piece.data) >= _SMALLEST}
         bases = {digest: base for digest, base in told.items() if base}
         resting = self.may_rest(set(bases)) if bases else ()
@@ -109,6 +112,7 @@ class Encoder:
             digest: root
             for digest, root in roots.items()
             if root is not None and root.raw_length == len(fresh[digest].data)
+            if self.way.is_light(unwritten(digest, root.raw_length, root.raw_length), [root])
         }
 
     def encode(
@@ -130,6 +134,11 @@ class Encoder:
             return dict(zip(wanted, self.raw(wanted), strict=True)) if wanted else {}
         except CorruptData:
             return {}  # for verify to tell; nothing shall rest on it
+
+
+def unwritten(digest: bytes, size: int, length: int) -> ChunkLocation:
+    """A chunk of `size` bytes that may become a difference, as if that had so many."""
+    return ChunkLocation(digest, "", 0, length, size, DELTA)
 
 
 def _root(found: Mapping[bytes, ChunkLocation], digest: bytes) -> ChunkLocation | None:

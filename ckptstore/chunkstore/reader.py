@@ -15,22 +15,17 @@ from itertools import groupby, pairwise
 
 from ckptstore.catalog.base import Catalog, ChunkLocation
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
+from ckptstore.chunkstore.needs import Way, decoding_bytes, granted
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.scratch import Scratch
-from ckptstore.errors import BudgetTooSmall, CorruptData, InvalidArgument, MissingData, ObjectNotFound
-from ckptstore.format.codecs import DELTA, RAW, ZSTD, Encoded
+from ckptstore.errors import CorruptData, MissingData, ObjectNotFound
+from ckptstore.format.codecs import DELTA, RAW, Encoded
 from ckptstore.format.packs import pack_key
 from ckptstore.storage.base import GAP, RangeRead, Storage
 
 _WORKERS = min(8, 2 * (os.cpu_count() or 1))  # more than cores, so that some read while others decode
 _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 1024
-_BLOCK_BYTES = 1 << 20
-_BLOCKS_HELD = 4.25
-_DECODED = 9 << 20
-"""Codecs of numbers hold so many bytes of decoded parts at most, and several blocks beside."""
-DEFAULT_BUDGET = 128 << 20
-"""Bytes that a fetch may hold beyond its destinations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,15 +50,14 @@ class Fetch:
 
 @dataclass(frozen=True)
 class _Job:
-    """A wish, where it lies, what that rests on, and how often the storage may hold what it reads, with the `gap` bytes
-    before it.
+    """A wish, where it lies, what that rests on, how it comes from there, and the `gap` bytes before it that may be
+    read too.
     """
 
     wish: Fetch
     location: ChunkLocation
     bases: tuple[ChunkLocation, ...]
-    sealed: bool
-    copies: int
+    way: Way
     gap: int
 
     @property
@@ -74,7 +68,7 @@ class _Job:
     @property
     def direct(self) -> bool:
         """Whether the payload can be read straight into the destination."""
-        return self.wish.out is not None and self.location.codec == RAW.number and not self.sealed
+        return self.wish.out is not None and self.location.codec == RAW.number and not self.way.sealed
 
     @property
     def scratched(self) -> bool:
@@ -90,27 +84,37 @@ class _Job:
     @cached_property
     def scratch(self) -> int:
         """Bytes held on the way."""
-        payload = 0 if self.direct else self.location.length * (1 + self.sealed)
-        decoded = 0 if self.wish.out is not None or self.location.codec == RAW.number else self.wish.size
-        below = sum(base.raw_length + base.length * (1 + self.sealed) for base in self.bases)
-        read = sum(base.length + GAP for base in self.bases) + self.location.length + self.gap
-        return payload + decoded + below + self.copies * read
+        placed = self.wish.out is not None
+        return self.way.scratch(self.location, self.bases, direct=self.direct, placed=placed, gap=self.gap)
+
+    @cached_property
+    def needed(self) -> int:
+        """Bytes that it takes alone."""
+        return self.scratch + decoding_bytes(self.places)
 
 
 def fetch(
-    storage: Storage, catalog: Catalog, payloads: Payloads, wishes: Sequence[Fetch], budget: int, advance: Advance
+    storage: Storage,
+    catalog: Catalog,
+    payloads: Payloads,
+    wishes: Sequence[Fetch],
+    budget: int | None,
+    beside: int,
+    advance: Advance,
 ) -> None:
-    """Fulfil every wish, using at most `budget` bytes beyond the destinations.
+    """Fulfil every wish, using at most `budget` bytes beyond the destinations, of which the caller holds `beside`.
+
+    By default these are 128 MiB, or what one chunk needs if that is more.
 
     Raises:
         CorruptData, MissingData: names the label of the chunk that is damaged or gone.
-        BudgetTooSmall: one chunk does not fit into the budget.
+        BudgetTooSmall: one chunk does not fit into the given budget.
     """
     run = _Run(storage, payloads, Scratch(), advance)
     jobs = _jobs(run, catalog, wishes)
     while True:
         try:
-            _carry_out(jobs, run, budget)
+            _carry_out(jobs, run, budget, beside)
         except MissingData:
             before, jobs = jobs, _jobs(run, catalog, wishes)
             if [job.places for job in jobs] == [job.places for job in before]:
@@ -119,21 +123,12 @@ def fetch(
             return
 
 
-def check_budget(budget: int, needed: int, what: str) -> None:
-    """Raises BudgetTooSmall, or InvalidArgument for what is no budget."""
-    if not isinstance(budget, int):
-        raise InvalidArgument(f"memory_budget_bytes={budget!r}: give an int")
-    if needed > budget:
-        raise BudgetTooSmall(f"a budget of {budget} bytes, but {what} needs {needed}: give at least that")
-
-
-def _carry_out(jobs: list[_Job], run: _Run, budget: int) -> None:
-    needed = [job.scratch + _decoding_bytes(job) for job in jobs]
-    largest = max(needed, default=0)
-    least = max((size - job.copies * job.gap for size, job in zip(needed, jobs, strict=True)), default=0)
-    check_budget(budget, least, "one chunk")
-    workers = max(1, min(_WORKERS, budget // largest)) if largest else _WORKERS
-    batches = list(_batches(jobs, budget // workers - largest))
+def _carry_out(jobs: list[_Job], run: _Run, budget: int | None, beside: int) -> None:
+    largest = max((job.needed for job in jobs), default=0)
+    least = max((job.needed - job.way.copies * job.gap for job in jobs), default=0)
+    room = granted(budget, least, "one chunk", beside) - beside
+    workers = max(1, min(_WORKERS, room // largest)) if largest else _WORKERS
+    batches = list(_batches(jobs, room // workers - largest))
     if len(batches) == 1:
         run(batches[0])
         return
@@ -152,9 +147,9 @@ def _jobs(run: _Run, catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
     placed = [(wish, located[wish.digest]) for wish in wishes]
     placed.sort(key=lambda item: (item[1].pack, item[1].offset))
     gaps = [0, *(_gap(before, after) for (_, before), (_, after) in pairwise(placed))]
-    sealed, copies = run.payloads.sealer is not None, run.storage.copies
+    way = Way(run.payloads.sealer is not None, run.storage.copies)
     return [
-        _Job(wish, location, _below(wish.label, location, located), sealed, copies, gap)
+        _Job(wish, location, _below(wish.label, location, located), way, gap)
         for (wish, location), gap in zip(placed, gaps, strict=False)
     ]
 
@@ -188,13 +183,6 @@ def _batches(jobs: list[_Job], scratch: int) -> Iterator[list[_Job]]:
     for _, of_pack in groupby(jobs, key=lambda job: job.location.pack):
         for near in groups(of_pack, lambda job: job.wish.size, _BATCH_BYTES, _BATCH_CHUNKS):
             yield from groups(near, lambda job: job.scratch, max(scratch, 1), _BATCH_CHUNKS)
-
-
-def _decoding_bytes(job: _Job) -> int:
-    """Bytes that a codec holds beside while it decodes; one job of a batch does so at a time."""
-    encoded = [place.raw_length for place in job.places if place.codec not in {RAW.number, ZSTD.number}]
-    largest = max(encoded, default=0)
-    return min(largest, _DECODED) + int(_BLOCKS_HELD * min(largest, _BLOCK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from ckptstore.chunkstore.claims import Claims, SessionClaims
 from ckptstore.chunkstore.encoding import Encoder
 from ckptstore.chunkstore.glances import Glances
 from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.chunkstore.payloads import Payloads
-from ckptstore.chunkstore.reader import DEFAULT_BUDGET, Fetch, fetch
+from ckptstore.chunkstore.reader import Fetch, fetch
 from ckptstore.chunkstore.writer import ChunkWriter
 from ckptstore.format import document
 from ckptstore.format.codecs import Level
@@ -58,16 +59,19 @@ class ChunkStore:
         self, claims: Claims, *, refuse: Exception | None = None, advance: Advance = ignore
     ) -> ChunkWriter:
         """A writer that asks `claims` instead of the catalog; see `writer`."""
-        encoder = Encoder(self.compression, self.pace, self._may_rest, self.raw)
+        way = Way(self.sealer is not None, self.storage.copies)
+        encoder = Encoder(self.compression, self.pace, way, self._may_rest, self.raw)
         return ChunkWriter(self.storage, claims, self.payloads, encoder, refuse, advance)
 
     def _may_rest(self, digests: set[bytes]) -> set[bytes]:
         """None in a store of old, whose readers know nothing of it, nor what commits have lost: whole ones heal."""
         return digests - self.catalog.lost().keys() if DELTAS in self.config.requires_gc else set()
 
-    def fetch(self, wishes: Sequence[Fetch], *, budget: int = DEFAULT_BUDGET, advance: Advance = ignore) -> None:
+    def fetch(
+        self, wishes: Sequence[Fetch], *, budget: int | None = None, beside: int = 0, advance: Advance = ignore
+    ) -> None:
         """Fulfil every wish; see `reader.fetch`."""
-        fetch(self.storage, self.catalog, self.payloads, wishes, budget, advance)
+        fetch(self.storage, self.catalog, self.payloads, wishes, budget, beside, advance)
 
     def raw(self, digests: Sequence[bytes], label: str = "what other chunks rest on") -> list[memoryview]:
         """The raw bytes of chunks. Raises MissingData, CorruptData."""

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.chunkstore.claims import Claims
-from ckptstore.chunkstore.deriving import Derivation, derivations, encode
+from ckptstore.chunkstore.deriving import Derivation, Pile, derivations, encode
 from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.payloads import Payloads
@@ -171,11 +171,18 @@ class ChunkWriter:
         self._reserve(sum(len(piece.data) for piece in fresh.values()) // packs.TARGET_BYTES)
         derived = self._derivations(fresh)
         near: dict[bytes, ChunkLocation] | None = None
+        pile = Pile(self._encoder.way)
         for batch in groups(fresh.items(), lambda item: len(item[1].data), _WINDOW_COPIES, _WINDOW_CHUNKS):
             effort = self._encoder.effort()
             if near is None and effort == "best":
                 near = self._encoder.near(fresh, self._claims.pin)
-            self._store(batch, effort, near or {}, derived)
+            rests_on = (near or {}) if effort == "best" else {}
+            with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in batch)) as sizes:
+                made = self._encoded(batch, effort, rests_on, derived)
+                if derived:
+                    made = self._lighter(made, pile, batch, effort, rests_on)
+                sizes += [len(chunk.payload) for chunk in made]
+            self._take(made)
 
     def _derivations(self, fresh: Mapping[bytes, Piece]) -> dict[bytes, Derivation]:
         made = {digest for digest, piece in fresh.items() if piece.made}
@@ -183,21 +190,34 @@ class ChunkWriter:
         if not resting:
             return {}
         some = {digest: piece for digest, piece in fresh.items() if digest in resting or piece.goes_on}
-        return derivations(some, self._claims.pin)
+        return derivations(some, self._claims.pin, self._encoder.way)
 
-    def _store(
+    def _encoded(
         self,
-        batch: list[tuple[bytes, Piece]],
+        batch: Sequence[tuple[bytes, Piece]],
         effort: Effort,
         near: Mapping[bytes, ChunkLocation],
         derived: Mapping[bytes, Derivation],
-    ) -> None:
+    ) -> list[NewChunk]:
         parts = groups(batch, lambda item: len(item[1].data), _BATCH_BYTES, _BATCH_CHUNKS)
-        with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in batch)) as sizes:
-            rests_on = near if effort == "best" else {}
-            work = partial(encode, encoder=self._encoder, effort=effort, near=rests_on, derived=derived)
-            made = [chunk for part in self._workers.map(work, parts) for chunk in part]
-            sizes += [len(chunk.payload) for chunk in made]
+        work = partial(encode, encoder=self._encoder, effort=effort, near=near, derived=derived)
+        return [chunk for part in self._workers.map(work, parts) for chunk in part]
+
+    def _lighter(
+        self,
+        made: Sequence[NewChunk],
+        pile: Pile,
+        batch: Sequence[tuple[bytes, Piece]],
+        effort: Effort,
+        near: Mapping[bytes, ChunkLocation],
+    ) -> list[NewChunk]:
+        """The chunks, those encoded again that rest on too much."""
+        heavy = pile.heavy(made, near)
+        again = self._encoded([item for item in batch if item[0] in heavy], effort, near, {})
+        instead = {chunk.digest: chunk for chunk in again}
+        return [instead.get(chunk.digest, chunk) for chunk in made]
+
+    def _take(self, made: Sequence[NewChunk]) -> None:
         for chunk in made:
             self._bases.update(split_digests(chunk.base, len(chunk.digest)))
             for location in chunk.below:

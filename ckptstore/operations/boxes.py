@@ -27,7 +27,7 @@ class Box(NamedTuple):
     label: str
 
 
-def fill_boxes(chunks: ChunkStore, boxes: Sequence[Box], *, allow_cast: bool, budget: int) -> None:
+def fill_boxes(chunks: ChunkStore, boxes: Sequence[Box], *, allow_cast: bool, budget: int | None) -> None:
     """Fill every target; with `allow_cast`, also those of other dtypes.
 
     Raises StateError when one does not fit; nothing was written then.

@@ -23,7 +23,7 @@ def checkout(
     *,
     skip_damaged: bool,
     allow_pickle: bool,
-    budget: int,
+    budget: int | None,
     advance: Advance,
 ) -> Any:
     """The state, or the part of it that the globs select; see `Store.checkout`."""

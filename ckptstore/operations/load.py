@@ -13,8 +13,8 @@ import torch
 
 from ckptstore.chunkstore import ChunkStore, Fetch
 from ckptstore.chunkstore.grouping import Advance, ignore
-from ckptstore.chunkstore.reader import check_budget
-from ckptstore.errors import BudgetTooSmall, CorruptData, StateError
+from ckptstore.chunkstore.needs import granted, share
+from ckptstore.errors import CorruptData, StateError
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
@@ -25,7 +25,7 @@ from ckptstore.state.values import decode
 
 
 def load_values(
-    chunks: ChunkStore, entries: Mapping[str, Entry], *, allow_pickle: bool, budget: int
+    chunks: ChunkStore, entries: Mapping[str, Entry], *, allow_pickle: bool, budget: int | None
 ) -> dict[str, object]:
     """Every plain value among the entries, decoded."""
     values = {path: entry for path, entry in entries.items() if isinstance(entry, ValueEntry)}
@@ -43,7 +43,7 @@ def load_arrays(
     *,
     same: Iterable[tuple[str, ...]],
     regions: Mapping[str, Sequence[Region]] | None = None,
-    budget: int,
+    budget: int | None,
     advance: Advance = ignore,
 ) -> dict[str, object]:
     """Every array among the entries: in its target where there is one, newly made otherwise.
@@ -82,10 +82,15 @@ def _fillings(entry: TensorEntry, array: Array, regions: Sequence[Region] | None
         yield Filling(entry, region.of(array), region.selection, path)
 
 
-def fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: Advance = ignore) -> None:
-    """Fill every array. Nothing was written when BudgetTooSmall or MissingData is raised."""
+def fill(
+    chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int | None, beside: int = 0, advance: Advance = ignore
+) -> None:
+    """Fill every array, with what the caller holds `beside` as part of the budget; see `ChunkStore.fetch`.
+
+    Nothing was written when BudgetTooSmall or MissingData is raised.
+    """
     reached = [_reached(job) for job in jobs]
-    _fill(chunks, reached, budget=budget, advance=advance)
+    _fill(chunks, reached, budget, beside, advance)
     for job, filled in zip(jobs, reached, strict=True):
         if filled is not job:
             torch.as_tensor(job.target).detach().copy_(torch.as_tensor(filled.target))
@@ -99,31 +104,27 @@ def _reached(job: Filling) -> Filling:
     return job._replace(target=torch.empty(target.shape, dtype=target.dtype, device="cpu"))
 
 
-def _fill(chunks: ChunkStore, jobs: Sequence[Filling], *, budget: int, advance: Advance) -> None:
+def _fill(chunks: ChunkStore, jobs: Sequence[Filling], budget: int | None, beside: int, advance: Advance) -> None:
     most = _most_under_way(jobs, budget)
     uploads = Uploads([job.target for job in jobs], most)
     wishes = [wish for job in jobs if job.entry.chunks for wish in _fetches(job, chunks, uploads)]
     for job in jobs:
         mark_changed(job.target)
     try:
-        chunks.fetch(wishes, budget=budget - most, advance=advance)
+        chunks.fetch(wishes, budget=budget, beside=beside + most, advance=advance)
         for job in jobs:
             if not job.entry.chunks:
                 _place_inline(job, uploads)
-    except BudgetTooSmall as error:
-        if not most:
-            raise
-        raise BudgetTooSmall(f"{error}, beside {most} for what is on its way to a device") from None
     finally:
         uploads.finish()
 
 
-def _most_under_way(jobs: Sequence[Filling], budget: int) -> int:
-    """The part of the budget for what is on its way to devices: a quarter, or the largest chunk."""
+def _most_under_way(jobs: Sequence[Filling], budget: int | None) -> int:
+    """The part of the budget for what is on its way to devices."""
     entries = [job.entry for job in jobs if lane_of_array(job.target) is not None]
     largest = max((prod(entry.chunk_shape) * entry.itemsize for entry in entries), default=0)
-    check_budget(budget, largest, "one chunk")
-    return max(largest, budget // 4) if largest else 0
+    granted(budget, largest, "one chunk")
+    return share(budget, largest) if largest else 0
 
 
 def _reserve(path: str, size: int) -> memoryview:

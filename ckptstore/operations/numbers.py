@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import groups
-from ckptstore.chunkstore.reader import check_budget
+from ckptstore.chunkstore.needs import granted, share
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection
@@ -30,20 +30,24 @@ _SLICE = 1 << 16
 _MOST_BOXES = 1024
 
 
-def with_numbers(chunks: ChunkStore, diff: Diff, budget: int, progress: ProgressCallback | None) -> Diff:
+def with_numbers(chunks: ChunkStore, diff: Diff, budget: int | None, progress: ProgressCallback | None) -> Diff:
     """The diff with the numbers of every changed tensor that has one shape and numeric dtypes in both commits.
 
+    A quarter of the budget holds what is compared, or a chunk of each commit if that is more; the rest is for reading.
+
     Raises:
-        BudgetTooSmall: `budget` bytes do not hold a chunk of the old and one of the new commit twice.
+        BudgetTooSmall: `budget` bytes do not hold a chunk of the old and one of the new commit twice, or these and what
+            one of them needs to be read.
         CorruptData: what is read is damaged.
     """
     sums = {place: _Sums() for place, change in enumerate(diff.changes) if _is_numeric(change)}
     boxes = [box for place in sums for box in _boxes(place, diff.changes[place])]
     largest = max((box.nbytes for box in boxes), default=0)
-    check_budget(budget, 2 * largest, "comparing two chunks")
+    granted(budget, 2 * largest, "comparing two chunks")
+    held = share(budget, largest)
     advance = meter(progress, "diff", sum(box.nbytes for box in boxes))
-    for group in groups(boxes, lambda box: box.nbytes, max(budget // 2 - largest, 1), _MOST_BOXES):
-        for box, old, new in _load(chunks, group, budget // 2):
+    for group in groups(boxes, lambda box: box.nbytes, max(held - largest, 1), _MOST_BOXES):
+        for box, old, new in _load(chunks, group, budget, held):
             sums[box.place].add(old, new)
             advance(box.nbytes)
     changes = [
@@ -139,9 +143,9 @@ def _boxes(place: int, change: Change) -> Iterator[_Box]:
         yield _Box(place, change.path, change.old, change.new, *grid.box(number))
 
 
-def _load(chunks: ChunkStore, group: list[_Box], budget: int) -> Iterator[tuple[_Box, Array, Array]]:
+def _load(chunks: ChunkStore, group: list[_Box], budget: int | None, held: int) -> Iterator[tuple[_Box, Array, Array]]:
     jobs = [_filling(box, entry) for box in group for entry in (box.old, box.new)]
-    fill(chunks, jobs, budget=budget)
+    fill(chunks, jobs, budget=budget, beside=held)
     for box, old, new in zip(group, jobs[::2], jobs[1::2], strict=True):
         yield box, old.target, new.target
 

@@ -20,7 +20,7 @@ from ckptstore.state.tree import unflatten
 
 
 def read(
-    chunks: ChunkStore, view: ManifestView, path: str, index: Any, out: Any, *, allow_pickle: bool, budget: int
+    chunks: ChunkStore, view: ManifestView, path: str, index: Any, out: Any, *, allow_pickle: bool, budget: int | None
 ) -> Any:
     """What is at `path`; see `Store.read`."""
     entry = view.manifest.entries.get(path)
@@ -33,7 +33,7 @@ def read(
     return _read_tree(chunks, view, path, allow_pickle=allow_pickle, budget=budget)
 
 
-def _read_tree(chunks: ChunkStore, view: ManifestView, path: str, *, allow_pickle: bool, budget: int) -> Any:
+def _read_tree(chunks: ChunkStore, view: ManifestView, path: str, *, allow_pickle: bool, budget: int | None) -> Any:
     manifest = view.manifest
     prefix = f"{path}/" if path else ""
     entries = {name: entry for name, entry in manifest.entries.items() if name == path or name.startswith(prefix)}
@@ -42,7 +42,7 @@ def _read_tree(chunks: ChunkStore, view: ManifestView, path: str, *, allow_pickl
     return unflatten(manifest.containers, leaves, root=path, allow_pickle=allow_pickle)
 
 
-def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, out: Any, budget: int) -> Array:
+def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, out: Any, budget: int | None) -> Array:
     whole = index is ...
     selection = everything(entry.shape) if whole else select(entry.shape, index)
     shape = tuple(len(chosen) for dim, chosen in enumerate(selection.ranges) if dim not in selection.dropped)
@@ -59,7 +59,9 @@ def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, o
     return made.reshape(shape)
 
 
-def _fill(chunks: ChunkStore, entry: TensorEntry, target: Array, selection: Selection, path: str, budget: int) -> None:
+def _fill(
+    chunks: ChunkStore, entry: TensorEntry, target: Array, selection: Selection, path: str, budget: int | None
+) -> None:
     fill(chunks, [Filling(entry, target, selection, path)], budget=budget)
 
 

@@ -40,7 +40,7 @@ def restore(
     seat: Seat,
     strict: bool,
     allow_pickle: bool,
-    budget: int,
+    budget: int | None,
     advance: Advance,
 ) -> None:
     """Load the commit's leaves under the names of `into`; see `Store.checkout`."""
@@ -61,7 +61,9 @@ def restore(
     _Telling(manifest, fitting, loaded, allow_pickle).tell(into)
 
 
-def _fill(chunks: ChunkStore, manifest: Manifest, fitting: Fitting, budget: int, advance: Advance) -> dict[str, object]:
+def _fill(
+    chunks: ChunkStore, manifest: Manifest, fitting: Fitting, budget: int | None, advance: Advance
+) -> dict[str, object]:
     """Every wanted array, loaded; what is one memory in the target is filled once."""
     repeated = {path: group[0] for group in fitting.ties() for path in group[1:]}
     entries = {path: entry for path, entry in fitting.wanted.items() if path not in repeated}

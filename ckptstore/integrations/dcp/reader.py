@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ckptstore.chunkstore import DEFAULT_BUDGET
 from ckptstore.errors import InvalidArgument, StateError
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.integrations.dcp.manifests import metadata_of
@@ -39,7 +38,7 @@ class StoreReader(StorageReader):
         run: the run; by default the store's, or `main`.
         allow_pickle: load values that were stored as pickles. A pickle can run any code.
         allow_cast: load tensors into those of other dtypes, as `Tensor.copy_` does.
-        memory_budget_bytes: what reading may hold beside the state itself.
+        memory_budget_bytes: what reading may hold beside the state; by default 128 MiB, or what one chunk needs.
         options: for a URL, what `ckptstore.open` takes, such as `catalog`.
 
     A load raises, wrapped in DCP's CheckpointException:
@@ -57,7 +56,7 @@ class StoreReader(StorageReader):
         run: str | None = None,
         allow_pickle: bool = False,
         allow_cast: bool = False,
-        memory_budget_bytes: int = DEFAULT_BUDGET,
+        memory_budget_bytes: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__()

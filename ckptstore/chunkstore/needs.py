@@ -1,0 +1,84 @@
+"""The memory that reading one chunk takes: one sum for who reads it, and for who writes what others shall read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ckptstore.catalog.base import ChunkLocation
+from ckptstore.errors import BudgetTooSmall, InvalidArgument
+from ckptstore.format.codecs import RAW, ZSTD
+from ckptstore.storage.base import GAP
+
+DEFAULT_BUDGET = 128 << 20
+"""Bytes that reading may hold beyond its destinations when nobody says how many; more where one chunk needs more."""
+_SHARE = 4
+"""Who holds something himself while chunks are read takes at most this part of the budget for it."""
+_BLOCK_BYTES = 1 << 20
+_BLOCKS_HELD = 4.25
+_DECODED = 9 << 20
+"""Codecs of numbers hold so many bytes of decoded parts at most, and several blocks beside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a store's bytes come.
+
+    Attributes:
+        sealed: whether payloads are encrypted, so that each is held twice while it is opened.
+        copies: how often the storage holds what it reads.
+    """
+
+    sealed: bool
+    copies: int
+
+    def scratch(
+        self,
+        location: ChunkLocation,
+        bases: Collection[ChunkLocation],
+        *,
+        direct: bool = False,
+        placed: bool = False,
+        gap: int = 0,
+    ) -> int:
+        """Bytes held on the way to a chunk that rests on others, of which `bases` are all.
+
+        Less when its payload is read `direct` to where it belongs, or when its bytes are `placed` there; more when the
+        storage reads the `gap` before it too.
+        """
+        payload = 0 if direct else location.length * (1 + self.sealed)
+        decoded = 0 if placed or location.codec == RAW.number else location.raw_length
+        below = sum(base.raw_length + base.length * (1 + self.sealed) for base in bases)
+        read = sum(base.length + GAP for base in bases) + location.length + gap
+        return payload + decoded + below + self.copies * read
+
+    def is_light(self, location: ChunkLocation, bases: Collection[ChunkLocation]) -> bool:
+        """Whether everybody who is given no budget can read such a chunk within the usual one."""
+        return self.scratch(location, bases) + decoding_bytes([*bases, location]) <= DEFAULT_BUDGET - share(None, 0)
+
+
+def decoding_bytes(places: Collection[ChunkLocation]) -> int:
+    """Bytes that a codec holds beside while it decodes these; one chunk of a batch does so at a time."""
+    encoded = [place.raw_length for place in places if place.codec not in {RAW.number, ZSTD.number}]
+    largest = max(encoded, default=0)
+    return min(largest, _DECODED) + int(_BLOCKS_HELD * min(largest, _BLOCK_BYTES))
+
+
+def share(budget: int | None, largest: int) -> int:
+    """The part of a budget for what is held while chunks are read: a quarter, or the largest piece of it."""
+    return max(largest, (DEFAULT_BUDGET if budget is None else budget) // _SHARE)
+
+
+def granted(budget: int | None, needed: int, what: str, beside: int = 0) -> int:
+    """What may be held: the budget, or by default the usual one and more where `needed` and what is `beside` are more.
+
+    Raises BudgetTooSmall, or InvalidArgument for what is no budget.
+    """
+    if budget is None:
+        return max(DEFAULT_BUDGET, needed + beside)
+    if not isinstance(budget, int):
+        raise InvalidArgument(f"memory_budget_bytes={budget!r}: give an int")
+    if needed + beside > budget:
+        also = f", beside {beside} that are held meanwhile" if beside else ""
+        raise BudgetTooSmall(f"a budget of {budget} bytes, but {what} needs {needed}{also}: give at least that")
+    return budget
