@@ -96,7 +96,7 @@ def test_chains_end(store):
 
 
 def test_a_chunk_that_must_not_weigh_on_a_reader_is_stored_without(store, monkeypatch):
-    monkeypatch.setattr("ckptstore.chunkstore.deriving._MOST_BELOW", 1 << 12)
+    monkeypatch.setattr("ckptstore.chunkstore.needs.DEFAULT_BUDGET", 1 << 12)
     check(store, committed(store, Training(), range(3)))
     assert ADAM not in codecs(store)
 
