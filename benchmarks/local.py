@@ -1,7 +1,7 @@
 """ckptstore beside torch.save, safetensors, DCP and torchsnapshot, on one machine and its own disk.
 
     python -m benchmarks.local [--mib 2048] [--runs 5] [--folder FOLDER] [--only ROWS]
-        [--json FILE] [--markdown FILE] [--png FILE]
+        [--json FILE] [--markdown FILE]
 
 Every run trains the state one step further, so that nothing of it is known; then each tool saves the same tensors,
 in an order that rotates, and so on for the other rows. Everything is on disk when a save ends. docs/benchmarks.md
@@ -49,10 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         for rows in arguments.only or MEASURES:
             MEASURES[rows](samples, tools, arguments, Path(temporary))
-    report = Report(samples, [tool.name for tool in tools], LOCAL, missing)
-    if arguments.png:
-        report.draw(arguments.png)
-    report.publish(arguments)
+    Report(samples, [tool.name for tool in tools], LOCAL, missing).publish(arguments)
 
 
 def measure_whole(samples: Samples, tools: list[Tool], arguments: argparse.Namespace, folder: Path) -> None:
@@ -204,7 +201,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="a folder on the disk to measure")
     parser.add_argument("--only", action="append", choices=list(MEASURES), help="these rows alone; may be repeated")
     add_files(parser)
-    parser.add_argument("--png", type=Path, help="draw the ratios here")
     return parser.parse_args()
 
 

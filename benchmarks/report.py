@@ -1,9 +1,10 @@
-"""Samples as a table, as JSON, and as a picture."""
+"""Samples as a table and as JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import Comparison, Figure, ratio
+from benchmarks.figures import Comparison, Figure
 from benchmarks.measuring import Samples
 
 COUNTED = ("MB", "MB on disk", "MB stored", "MiB", "requests", "objects", "edges")
@@ -68,7 +69,7 @@ class Report:
     def as_json(self) -> str:
         """Figures and all samples."""
         found: dict[str, Any] = {
-            "machine": {"python": platform.python_version(), "torch": torch.__version__, "system": platform.platform()},
+            "machine": _machine(),
             "bytes": self._samples.sizes,
             "correct": self._samples.correct,
             "missing": self._missing,
@@ -97,30 +98,6 @@ class Report:
         told = compared.told(own, peer) if own and peer and not row.endswith(COUNTED) else ""
         return [row, told, *shown, *([beside] if compared.limits else [])]
 
-    def draw(self, path: Path) -> None:
-        """The times of all tools, relative to the peer's."""
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-
-        rows = [row for row in self._rows() if row.startswith(("save", "load")) and ":" not in row]
-        peers = [self._samples.median(row, self._comparison.peer) for row in rows]
-        figure, axes = plt.subplots(figsize=(9, 0.9 * len(rows) + 1))
-        height = 0.8 / len(self._columns)
-        for place, tool in enumerate(self._columns):
-            medians = [self._samples.median(row, tool) for row in rows]
-            ratios = [ratio(own, peer) or 0 for own, peer in zip(medians, peers, strict=True)]
-            axes.barh([at + place * height for at in range(len(rows))], ratios, height, label=tool)
-        axes.set_yticks([at + 0.4 - height / 2 for at in range(len(rows))], rows)
-        axes.invert_yaxis()
-        axes.set_xscale("log")
-        axes.axvline(1, color="black", linewidth=0.8)
-        axes.set_xlabel(f"time relative to {self._comparison.peer}'s (less is better)")
-        axes.legend()
-        figure.tight_layout()
-        figure.savefig(path, dpi=120)
-
     def _rows(self) -> list[str]:
         return [row for row in self._samples.values if row != "limit"]
 
@@ -146,6 +123,11 @@ class Report:
             beside = [_shown(row, self._samples.median("limit", name)) if name == own else "" for name in limits]
             table.add_row(row, *shown, *beside)
         return table
+
+
+def _machine() -> dict[str, Any]:
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    return {**versions, "system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count()}
 
 
 def _shown(row: str, value: float | None) -> str:

@@ -110,8 +110,9 @@ class Background:
 
     def settle(self) -> None:
         """Return once anybody may change the state of the commit in flight."""
-        if self._flight is not None:
-            self._flight.wait_staged()
+        flight = self._flight
+        if flight is not None:
+            flight.wait_staged()
 
     def land(self) -> None:
         """Wait for the commit in flight; raise its error unless somebody saw it.

@@ -125,10 +125,12 @@ class CommitHandle:
 
     def _wait(self, timeout: float = -1) -> None:
         """Each caller has a lock of its own: where a signal's handler raises, nobody else finds one taken."""
+        if self._over or os.getpid() != self._home:
+            return
         mine = threading.Lock()
         mine.acquire()
         self._waiting.append(mine)
-        if not self._over and os.getpid() == self._home:
+        if not self._over:  # else it may not be released any more
             mine.acquire(timeout=timeout)
 
 

@@ -30,15 +30,15 @@ class Owned:
                 if optimizer not in owners:
                     owners.append(optimizer)
 
-    def owners(self, array: Array) -> list[Optimizer]:
-        """The optimizers that may change an array's memory, when it is one of their tensors; else none."""
-        if not isinstance(array, Tensor) or not _is_plain(array) or same_place(array) not in self._places:
-            return []
-        return self._sharing[_storage(array)]
+    def owners(self, array: Array) -> tuple[list[Optimizer], list[Tensor]]:
+        """The optimizers that may change an array's memory, when it is one of their tensors; else none.
 
-    def twins(self, array: Array) -> list[Tensor]:
-        """The optimizers' own tensors in the same memory. They may count its changes apart, as `.data` does."""
-        return self._places[same_place(array)]
+        And those tensors of theirs, where they are others: they may count changes apart, as what `.data` gives does.
+        """
+        if not isinstance(array, Tensor) or not _is_plain(array):
+            return [], []
+        own = self._places.get(same_place(array), [])
+        return self._sharing[_storage(array)] if own else [], [tensor for tensor in own if tensor is not array]
 
 
 def _tensors(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -114,9 +114,9 @@ class Stager:
         live: dict[str, TensorLeaf | Value] = {}
         lenders: dict[Optimizer, list[Lender]] = {}
         for path, leaf in leaves.items():
-            owners = owned.owners(leaf.tensor) if _plain(leaf) is not None else []
+            owners, twins = owned.owners(leaf.tensor) if _plain(leaf) is not None else ([], [])
             if owners:
-                shown = [*owned.twins(leaf.tensor), *([sharded[path]] if path in sharded else [])]
+                shown = [*twins, sharded[path]] if path in sharded else twins
                 live[path] = made = live_leaf(path, leaf, shown, self._buffers)
                 for owner in owners:
                     lenders.setdefault(owner, []).append(made.lender)

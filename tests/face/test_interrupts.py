@@ -313,6 +313,7 @@ def _child_steps(store: Any, optimizer: torch.optim.Optimizer, weights: Any, han
     store.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_waits_for_no_thread_that_it_does_not_have(slowed):
     store, storage = slowed
     weights, optimizer = owned()
