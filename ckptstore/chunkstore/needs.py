@@ -12,6 +12,8 @@ from ckptstore.storage.base import GAP
 
 DEFAULT_BUDGET = 128 << 20
 """Bytes that reading may hold beyond its destinations when nobody says how many; more where one chunk needs more."""
+_MOST = 16 * DEFAULT_BUDGET
+"""Where one chunk claims to rest on more than any writer lets it, as in a hostile store, somebody has to say so."""
 _SHARE = 4
 """Who holds something himself while chunks are read takes at most this part of the budget for it."""
 _BLOCK_BYTES = 1 << 20
@@ -75,7 +77,7 @@ def granted(budget: int | None, needed: int, what: str, beside: int = 0) -> int:
     Raises BudgetTooSmall, or InvalidArgument for what is no budget.
     """
     if budget is None:
-        return max(DEFAULT_BUDGET, needed + beside)
+        budget = max(DEFAULT_BUDGET, min(needed + beside, _MOST))
     if not isinstance(budget, int):
         raise InvalidArgument(f"memory_budget_bytes={budget!r}: give an int")
     if needed + beside > budget:

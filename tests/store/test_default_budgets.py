@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ckptstore
-from ckptstore.chunkstore.needs import DEFAULT_BUDGET, Way
+from ckptstore.chunkstore.needs import DEFAULT_BUDGET, Way, granted
 from ckptstore.errors import BudgetTooSmall
 from ckptstore.format.packs import pack_key
 from ckptstore.testing.equality import assert_same
@@ -165,3 +165,11 @@ def test_differences_are_as_readable_as_what_is_whole(places, level):
             store.commit({"w": weights + step * 1e-6}, step=step)
             assert_same(store.read(step, "w", index=slice(3)), (weights + step * 1e-6)[:3])
         assert not [frame for frame in frames(store) if frame.base]
+
+
+def test_no_chunk_takes_whatever_it_claims():
+    assert granted(None, 1, "one chunk") == DEFAULT_BUDGET
+    assert granted(None, 1 << 30, "one chunk", 1 << 20) == (1 << 30) + (1 << 20)
+    with pytest.raises(BudgetTooSmall, match="one chunk needs 3221225472"):
+        granted(None, 3 << 30, "one chunk")
+    assert granted(4 << 30, 3 << 30, "one chunk") == 4 << 30
