@@ -47,8 +47,7 @@ class CommitHandle:
 
     def wait_staged(self) -> None:
         """Return once anybody may change the state in any way; until then, what optimizers own is theirs alone."""
-        if not self._over:
-            self._settle()
+        self._settle()
 
     def done(self) -> bool:
         """Whether the commit ended, well or not."""

@@ -101,8 +101,10 @@ class _LaneStager:
         return _Look(sizes, rows, found, self._lane.mark())
 
     def stage(self, tensors: Mapping[str, Tensor], look: _Look, *, apart: bool) -> dict[str, DeviceLeaf]:
-        copied, self._copied = self._copied, None
-        shadows, fresh = self._shadows.take(look.sizes) if apart else ({}, set())
+        copied, shadows, fresh = self._copied, dict[str, Shadow](), set[str]()
+        if apart:
+            self._copied = None  # until they hold what they shall
+            shadows, fresh = self._shadows.take(look.sizes)
         self._forms = {path: form_of(tensor, self._forms.get(path)) for path, tensor in tensors.items()}
         places = {path: same_place(tensor) for path, tensor in tensors.items()}
         now = look.prints()  # the device took its time for them meanwhile

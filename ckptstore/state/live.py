@@ -119,7 +119,8 @@ class Lender:
         if self._tensor.data_ptr() != self._address:
             plain = plain_bytes(self._tensor)
             assert plain is not None
-            self._address, self._seen = self._tensor.data_ptr(), np.frombuffer(plain, np.uint8)
+            self._seen = np.frombuffer(plain, np.uint8)  # first: another thread may look meanwhile
+            self._address = self._tensor.data_ptr()
         return self._seen
 
     def _has_changed(self) -> bool:

@@ -201,6 +201,56 @@ def test_the_default_device_of_torch_does_not_matter(store, there):
         assert store.read(0, "large", index=slice(5)).tolist() == numbers()[:5].tolist()
 
 
+@pytest.mark.parametrize("room", ["room for all", "no room"])
+def test_a_commit_at_once_costs_the_next_no_copies(store, room):
+    with FakeDevices(room=ROOMS[room]) as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        given = []
+        for step, how in enumerate([store.commit_async, store.commit_async, store.commit, store.commit_async]):
+            before = lane.side.given
+            how({"x": tensor}, step=step)
+            store._background.land()
+            given.append(lane.side.given - before)
+        assert given[3] == given[1] < given[0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_waited_for_a_commit_that_failed_spoils_no_later_one(store, monkeypatch, seed):
+    def fail(*_: Any) -> None:
+        raise ckptstore.StorageFull("no space")
+
+    with FakeDevices(seed) as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        with monkeypatch.context() as broken:
+            broken.setattr("ckptstore.operations.commit.commit", fail)
+            handle = store.commit_async({"x": tensor}, step=0)
+            with pytest.raises(ckptstore.StorageFull):
+                handle.result()
+        handle.wait_staged()
+        tensor.zero_()
+        lane.synchronize()
+        tensor.copy_(numbers())
+        store.commit_async({"x": tensor}, step=1).result()
+    assert torch.equal(store.checkout(1)["x"], numbers())
+
+
+def test_a_commit_that_is_interrupted_while_it_stages_spoils_no_later_one(store, monkeypatch):
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with FakeDevices() as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        store.commit_async({"x": tensor}, step=0).result()
+        lane.room = -1
+        with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+            broken.setattr("ckptstore.state.device_staging._Look.prints", interrupt)
+            store.commit_async({"x": tensor}, step=1)
+        store.delete(0)
+        store.gc(KeepLast(1), grace=0, most=1)
+        store.commit_async({"x": tensor}, step=2).result()
+    assert torch.equal(store.checkout(2)["x"], numbers())
+
+
 def test_shadows_are_given_up_when_room_gets_short(store):
     with FakeDevices() as devices:
         lane, tensor = devices.lanes[0], devices.put(numbers())
