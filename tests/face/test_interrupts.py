@@ -160,8 +160,8 @@ def test_a_step_that_is_interrupted_holds_up_nothing(slowed, monkeypatch, at):
     with handling(refuse), pytest.raises(Signalled):
         optimizer.step()
         time.sleep(5)
-    optimizer.step()
     handle.result()
+    optimizer.step()
     assert_same(store.checkout(1)["w"], before)
 
 
