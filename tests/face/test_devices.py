@@ -165,11 +165,20 @@ def test_room_in_pieces_is_not_looked_for_again(store, monkeypatch):
     assert len(asked) == 1
 
 
-def test_memory_of_the_host_is_taken_once_for_many(store):
+def test_memory_of_the_host_is_taken_once_for_many(store, monkeypatch):
+    asked = []
+    pinned = FakeLane.pinned
+
+    def counted(lane: FakeLane, size: int) -> Tensor:
+        asked.append(size)
+        return pinned(lane, size)
+
+    monkeypatch.setattr(FakeLane, "pinned", counted)
     with FakeDevices(room=0) as devices:
         lane, large = devices.lanes[0], {str(at): devices.put(torch.rand(1 << 20)) for at in range(3)}
         store.commit_async(large, step=0).result()
         assert lane.crossed < 1.01 * 3 * large["0"].nbytes
+        assert len(asked) == 2  # of fingerprints, and of all tensors
         assert_same(store.checkout(0), large)
 
 
