@@ -18,6 +18,8 @@ _SHARE = 4
 """Who holds something himself while chunks are read takes at most this part of the budget for it."""
 _BLOCK_BYTES = 1 << 20
 _BLOCKS_HELD = 4.25
+_WHOLE = {RAW.number, ZSTD.number}
+"""Codecs that decode straight into the destination."""
 _DECODED = 9 << 20
 """Codecs of numbers hold so many bytes of decoded parts at most, and several blocks beside."""
 
@@ -48,11 +50,13 @@ class Way:
         Less when its payload is read `direct` to where it belongs, or when its bytes are `placed` there; more when the
         storage reads the `gap` before it too.
         """
-        payload = 0 if direct else location.length * (1 + self.sealed)
-        decoded = 0 if placed or location.codec == RAW.number else location.raw_length
-        below = sum(base.raw_length + base.length * (1 + self.sealed) for base in bases)
-        read = sum(base.length + GAP for base in bases) + location.length + gap
-        return payload + decoded + below + self.copies * read
+        held = 0 if direct else location.length * (1 + self.sealed)
+        held += 0 if placed or location.codec == RAW.number else location.raw_length
+        read = location.length + gap
+        for base in bases:
+            held += base.raw_length + base.length * (1 + self.sealed)
+            read += base.length + GAP
+        return held + self.copies * read
 
     def is_light(self, location: ChunkLocation, bases: Collection[ChunkLocation]) -> bool:
         """Whether everybody who is given no budget can read such a chunk within the usual one."""
@@ -61,8 +65,10 @@ class Way:
 
 def decoding_bytes(places: Collection[ChunkLocation]) -> int:
     """Bytes that a codec holds beside while it decodes these; one chunk of a batch does so at a time."""
-    encoded = [place.raw_length for place in places if place.codec not in {RAW.number, ZSTD.number}]
-    largest = max(encoded, default=0)
+    largest = 0
+    for place in places:
+        if place.codec not in _WHOLE:
+            largest = max(largest, place.raw_length)
     return min(largest, _DECODED) + int(_BLOCKS_HELD * min(largest, _BLOCK_BYTES))
 
 

@@ -5,13 +5,13 @@ destination where that is plain memory, and verified by digest before anyone is 
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise, repeat
+from typing import NamedTuple
 
 from ckptstore.catalog.base import Catalog, ChunkLocation
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
@@ -26,10 +26,11 @@ from ckptstore.storage.base import GAP, RangeRead, Storage
 _WORKERS = min(8, 2 * (os.cpu_count() or 1))  # more than cores, so that some read while others decode
 _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 1024
+_LARGE = 256 << 10
+"""From here on a chunk is verified as soon as it is read, while it is in a core's cache."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fetch:
+class Fetch(NamedTuple):
     """A wish for one chunk.
 
     Attributes:
@@ -48,27 +49,25 @@ class Fetch:
     relay: Callable[[ChunkLocation, memoryview, memoryview], None] | None = None
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A wish, where it lies, what that rests on, how it comes from there, and the `gap` bytes before it that may be
-    read too.
+class _Job(NamedTuple):
+    """A wish, where it lies, and what that rests on.
+
+    Attributes:
+        direct: whether the payload is read straight into the destination.
+        alone: whether it is, and the storage gains nothing from reading more at once.
+        scratch: bytes held on the way.
+        needed: bytes that it takes alone, but for what may be read too since it lies before it.
+        gap: bytes of that, as often as the storage holds them.
     """
 
     wish: Fetch
     location: ChunkLocation
     bases: tuple[ChunkLocation, ...]
-    way: Way
+    direct: bool
+    alone: bool
+    scratch: int
+    needed: int
     gap: int
-
-    @property
-    def places(self) -> tuple[ChunkLocation, ...]:
-        """All that is read for it."""
-        return (*self.bases, self.location)
-
-    @property
-    def direct(self) -> bool:
-        """Whether the payload can be read straight into the destination."""
-        return self.wish.out is not None and self.location.codec == RAW.number and not self.way.sealed
 
     @property
     def scratched(self) -> bool:
@@ -80,17 +79,6 @@ class _Job:
         """Whether it is a difference that can be decoded together with the one chunk that it rests on."""
         difference = self.location.codec == DELTA and len(self.location.bases) == len(self.bases) == 1
         return difference and self.wish.out is not None and self.wish.relay is None
-
-    @cached_property
-    def scratch(self) -> int:
-        """Bytes held on the way."""
-        placed = self.wish.out is not None
-        return self.way.scratch(self.location, self.bases, direct=self.direct, placed=placed, gap=self.gap)
-
-    @cached_property
-    def needed(self) -> int:
-        """Bytes that it takes alone."""
-        return self.scratch + decoding_bytes(self.places)
 
 
 def fetch(
@@ -117,7 +105,7 @@ def fetch(
             _carry_out(jobs, run, budget, beside)
         except MissingData:
             before, jobs = jobs, _jobs(run, catalog, wishes)
-            if [job.places for job in jobs] == [job.places for job in before]:
+            if [(job.location, job.bases) for job in jobs] == [(job.location, job.bases) for job in before]:
                 raise  # otherwise gc took a copy that no commit needs any more, and there is another
         else:
             return
@@ -125,15 +113,33 @@ def fetch(
 
 def _carry_out(jobs: list[_Job], run: _Run, budget: int | None, beside: int) -> None:
     largest = max((job.needed for job in jobs), default=0)
-    least = max((job.needed - job.way.copies * job.gap for job in jobs), default=0)
+    least = max((job.needed - job.gap for job in jobs), default=0)
     room = granted(budget, least, "one chunk", beside) - beside
     workers = max(1, min(_WORKERS, room // largest)) if largest else _WORKERS
     batches = list(_batches(jobs, room // workers - largest))
     if len(batches) == 1:
         run(batches[0])
         return
+    rest = iter(batches)  # its steps are atomic
     with ThreadPoolExecutor(workers, "ckptstore-fetch") as pool:
-        wait_all([pool.submit(run, batch) for batch in batches])
+        try:
+            wait_all([pool.submit(_work, run, rest) for _ in range(min(workers, len(batches)))])
+        finally:
+            _give_up(rest)
+
+
+def _work(run: _Run, rest: Iterator[list[_Job]]) -> None:
+    """Carry out what no other thread has begun."""
+    try:
+        for batch in rest:
+            run(batch)
+    finally:
+        _give_up(rest)
+
+
+def _give_up(rest: Iterator[list[_Job]]) -> None:
+    """Where one thread failed, or is interrupted, nobody begins anything more."""
+    deque(rest, 0)
 
 
 def _jobs(run: _Run, catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
@@ -146,16 +152,27 @@ def _jobs(run: _Run, catalog: Catalog, wishes: Sequence[Fetch]) -> list[_Job]:
             raise CorruptData(f"{wish.label}: its chunk {wish.digest.hex()} {told}; run verify")
     placed = [(wish, located[wish.digest]) for wish in wishes]
     placed.sort(key=lambda item: (item[1].pack, item[1].offset))
-    gaps = [0, *(_gap(before, after) for (_, before), (_, after) in pairwise(placed))]
     way = Way(run.payloads.sealer is not None, run.storage.copies)
+    gaps = [_gap(before, after) for (_, before), (_, after) in pairwise(placed)] if way.copies else repeat(0)
     return [
-        _Job(wish, location, _below(wish.label, location, located), way, gap)
-        for (wish, location), gap in zip(placed, gaps, strict=False)
+        _job(wish, location, _below(wish.label, location, located), way, gap)
+        for (wish, location), gap in zip(placed, chain([0], gaps), strict=False)
     ]
+
+
+def _job(wish: Fetch, location: ChunkLocation, bases: tuple[ChunkLocation, ...], way: Way, gap: int) -> _Job:
+    placed = wish.out is not None
+    direct = placed and location.codec == RAW.number and location.length == wish.size and not way.sealed
+    scratch = way.scratch(location, bases, direct=direct, placed=placed, gap=gap)
+    needed = scratch + decoding_bytes((*bases, location))
+    alone = direct and not way.copies and wish.size >= _LARGE
+    return _Job(wish, location, bases, direct, alone, scratch, needed, way.copies * gap)
 
 
 def _below(label: str, location: ChunkLocation, located: Mapping[bytes, ChunkLocation]) -> tuple[ChunkLocation, ...]:
     """All that a chunk rests on, each behind what it rests on itself."""
+    if not location.base:
+        return ()
     found: dict[bytes, ChunkLocation] = {}
 
     def add(digest: bytes) -> None:
@@ -195,9 +212,21 @@ class _Run:
     advance: Advance
 
     def __call__(self, batch: list[_Job]) -> None:
-        batch = sorted(batch, key=lambda job: len(job.bases))  # what a chunk rests on has fewer than the chunk has
-        wished = {job.location.digest for job in batch if job.wish.out is not None}
-        below = {base.digest: base for job in batch for base in job.bases if base.digest not in wished}
+        known: dict[bytes, memoryview] = {}
+        for job in batch:
+            if job.alone and job.wish.out is not None:
+                self._read_pack(job.location.pack, [RangeRead(job.location.offset, job.wish.out)], job.wish.label)
+                self._deliver(job, job.wish.out, known)
+                self._done(job, known)
+        others = [job for job in batch if not job.alone]
+        if others:
+            others.sort(key=lambda job: len(job.bases))  # what a chunk rests on has fewer than the chunk has
+            self._bring(others, known)
+
+    def _bring(self, batch: list[_Job], known: dict[bytes, memoryview]) -> None:
+        """Read all at once, and what they rest on unless it is `known` or among them; then decode in order."""
+        there = known.keys() | {job.location.digest for job in batch if job.wish.out is not None}
+        below = {base.digest: base for job in batch for base in job.bases if base.digest not in there}
         lengths = [place.length for place in (*below.values(), *(job.location for job in batch if job.scratched))]
         with self.scratch.lent(sum(lengths)) as take:
             stored = {digest: take(base.length) for digest, base in below.items()}
@@ -205,10 +234,15 @@ class _Run:
             places = [(job.location.pack, read) for job, read in zip(batch, reads, strict=True)]
             places += [(base.pack, RangeRead(base.offset, stored[digest])) for digest, base in below.items()]
             self._read(places, batch[0].wish.label)
-            self._deliver_all(batch, [read.out for read in reads], stored)
+            self._deliver_all(batch, [read.out for read in reads], stored, known)
 
-    def _deliver_all(self, batch: list[_Job], payloads: list[memoryview], stored: dict[bytes, memoryview]) -> None:
-        known: dict[bytes, memoryview] = {}
+    def _deliver_all(
+        self,
+        batch: list[_Job],
+        payloads: list[memoryview],
+        stored: dict[bytes, memoryview],
+        known: dict[bytes, memoryview],
+    ) -> None:
         uses = Counter(base.digest for job in batch for base in job.bases)
         for job, payload in zip(batch, payloads, strict=True):
             if job.paired and uses[job.bases[0].digest] == 1 and job.bases[0].digest in stored:
@@ -216,9 +250,12 @@ class _Run:
             else:
                 self._decode_bases(job, stored, known)
                 self._deliver(job, payload, known)
-            if job.wish.out is not None:
-                known[job.location.digest] = job.wish.out
-            self.advance(job.wish.size)
+            self._done(job, known)
+
+    def _done(self, job: _Job, known: dict[bytes, memoryview]) -> None:
+        if job.wish.out is not None:
+            known[job.location.digest] = job.wish.out
+        self.advance(job.wish.size)
 
     def _decode_bases(self, job: _Job, stored: dict[bytes, memoryview], known: dict[bytes, memoryview]) -> None:
         for base in job.bases:
@@ -228,12 +265,15 @@ class _Run:
 
     def _read(self, places: list[tuple[str, RangeRead]], label: str) -> None:
         for pack, of_pack in groupby(sorted(places, key=lambda place: place[0]), key=lambda place: place[0]):
-            try:
-                self.storage.get_ranges(pack_key(pack), [read for _, read in of_pack])
-            except ObjectNotFound:
-                raise MissingData(f"{label}: pack {pack} is not in {self.storage.url}; run verify") from None
-            except CorruptData as error:
-                raise CorruptData(f"{label}: {error}; run verify") from error
+            self._read_pack(pack, [read for _, read in of_pack], label)
+
+    def _read_pack(self, pack: str, reads: Sequence[RangeRead], label: str) -> None:
+        try:
+            self.storage.get_ranges(pack_key(pack), reads)
+        except ObjectNotFound:
+            raise MissingData(f"{label}: pack {pack} is not in {self.storage.url}; run verify") from None
+        except CorruptData as error:
+            raise CorruptData(f"{label}: {error}; run verify") from error
 
     def _deliver(self, job: _Job, stored: memoryview, known: Mapping[bytes, memoryview]) -> None:
         out = None if job.direct else job.wish.out
@@ -282,6 +322,6 @@ def _told(location: ChunkLocation, label: str) -> Iterator[None]:
 
 
 def _destination(job: _Job, take: Callable[[int], memoryview]) -> memoryview:
-    if job.direct and job.wish.out is not None and job.location.length == job.wish.size:
+    if job.direct and job.wish.out is not None:
         return job.wish.out
     return take(job.location.length) if job.scratched else memoryview(bytearray(job.location.length))

@@ -77,13 +77,18 @@ class Grid:
 
     def sizes(self, itemsize: int) -> list[int]:
         """The length in bytes of every chunk."""
-        found = [itemsize]
+        return [count * itemsize for count in self._elements]
+
+    @cached_property
+    def _elements(self) -> list[int]:
+        """How many elements every chunk has."""
+        found = [1]
         for extent, chunk in zip(self.shape, self.chunk_shape, strict=True):
             widths = [min(chunk, extent - at) for at in range(0, extent, chunk)]
-            found = [size * width for size in found for width in widths]
+            found = [count * width for count in found for width in widths]
         return found
 
-    @property
+    @cached_property
     def is_consecutive(self) -> bool:
         """Whether the chunks, one behind the other, are the array in row-major order."""
         split = False
@@ -103,3 +108,9 @@ class Grid:
             for count, at in zip(self.counts, place, strict=True):
                 number = number * count + at
             yield number
+
+
+@lru_cache(1024)  # see `default_chunk_shape`
+def grid_of(shape: Index, chunk_shape: Index) -> Grid:
+    """A grid that may be shared."""
+    return Grid(shape, chunk_shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import SessionFenced, StepExists
 from ckptstore.format import version
 from ckptstore.format.codecs import BYTES
-from ckptstore.format.grid import Division, Grid, Index, default_chunk_shape
+from ckptstore.format.grid import Division, Grid, default_chunk_shape, grid_of
 from ckptstore.format.manifest import INLINE_TENSOR, INLINE_VALUE, Entry, Manifest, TensorEntry, Value, ValueEntry
 from ckptstore.operations.adam import Trained
 from ckptstore.operations.arrivals import Arrival, Arrivals
@@ -177,7 +177,7 @@ def _plan(leaf: TensorLeaf | Value, division: Division) -> _Planned:
 def _plan_tensor(leaf: TensorLeaf, division: Division) -> _Planned:
     shape, itemsize = leaf.shape, leaf.itemsize
     small = leaf.nbytes <= INLINE_TENSOR
-    grid = _grid_of(shape, itemsize, division)
+    grid = grid_of(shape, default_chunk_shape(shape, itemsize, division))
     entry = TensorEntry(
         library=leaf.library,
         dtype=leaf.dtype,
@@ -190,11 +190,6 @@ def _plan_tensor(leaf: TensorLeaf, division: Division) -> _Planned:
         parameter=leaf.parameter,
     )
     return _Planned(leaf, entry, None if small else grid)
-
-
-@lru_cache(1024)  # see `default_chunk_shape`
-def _grid_of(shape: Index, itemsize: int, division: Division) -> Grid:
-    return Grid(shape, default_chunk_shape(shape, itemsize, division))
 
 
 def _plan_value(value: Value, most: int) -> _Planned:

@@ -15,7 +15,7 @@ from ckptstore.chunkstore import ChunkStore, Fetch
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.needs import granted, share
 from ckptstore.errors import CorruptData, StateError
-from ckptstore.format.grid import Grid, Index
+from ckptstore.format.grid import Grid, Index, grid_of
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
 from ckptstore.state.shards import Region
@@ -150,7 +150,7 @@ def _place_inline(job: Filling, uploads: Uploads) -> None:
 
 def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fetch]:
     entry, target, selection, label = job
-    grid = Grid(entry.shape, entry.chunk_shape)
+    grid = grid_of(entry.shape, entry.chunk_shape)
     plain = None if lane_of_array(target) is not None else writable_bytes(target)
     place = partial(_place, uploads, target, entry)
     digests = chunk_digests(entry, chunks.digest.size)

@@ -301,6 +301,8 @@ def _as_numpy(array: Array) -> np.ndarray[Any, Any]:
 
 def _overlaps_itself(array: Array) -> bool:
     """Sufficient, not necessary: strides that are not nested count as overlapping."""
+    if isinstance(array, Tensor) and array.is_contiguous():
+        return False
     strides, unit = (array.stride(), 1) if isinstance(array, Tensor) else (array.strides, array.itemsize)
     dims = sorted((abs(stride), extent) for stride, extent in zip(strides, array.shape, strict=True) if extent > 1)
     covered = unit

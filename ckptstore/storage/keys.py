@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from ckptstore.errors import InvalidArgument
 
@@ -27,6 +28,7 @@ def check_prefix(prefix: str) -> str:
     return folder
 
 
+@lru_cache(1024)  # of many reads, few are of other packs
 def _objection(key: str) -> str:
     names = key.split("/")
     if not all(names):

@@ -86,7 +86,7 @@ class LocalStorage:
 
     def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
         """See `Storage.get_ranges`. Ranges are not merged: one system call costs less than what merging copies."""
-        path = self._path(key)
+        path = self._name(key)
         with _reading(path):
             file = self._open_files.get(path)
             for read in sorted(reads, key=lambda read: read.offset):
@@ -118,7 +118,7 @@ class LocalStorage:
         path = self._path(key)
         with _writing(path), suppress(*_MISSING):
             path.unlink()
-        self._open_files.forget(path)
+        self._open_files.forget(str(path))
 
     def sweep_temporary(self, older_than_seconds: float) -> int:
         """Remove what killed writers left and nobody wrote to for so long; how many files there were."""
@@ -133,8 +133,12 @@ class LocalStorage:
         return swept
 
     def _path(self, key: str) -> Path:
+        return Path(self._name(key))
+
+    def _name(self, key: str) -> str:
+        """What `_path` is, made in less time."""
         check_key(key)
-        return self.root / key
+        return os.path.join(self.root, key)
 
     def _make_folder_of(self, path: Path) -> None:
         """Another writer may have made the folder and not flushed its name yet, so the first use always flushes it."""
@@ -182,7 +186,7 @@ def _exists(path: Path) -> ObjectExists:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Path | str) -> Iterator[None]:
     try:
         yield
     except _MISSING as error:

@@ -6,13 +6,12 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 
 
 class OpenFile:
     """A descriptor that is closed when the last thread that reads through it lets go."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -36,13 +35,13 @@ class OpenFiles:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
         return OpenFiles, (self._most,)
 
-    def get(self, path: Path) -> OpenFile:
+    def get(self, path: str) -> OpenFile:
         """The file, opened if need be."""
         with self._lock:
             known = self._files.get(path)
@@ -56,7 +55,7 @@ class OpenFiles:
                 self._files.popitem(last=False)
         return opened
 
-    def forget(self, path: Path) -> None:
+    def forget(self, path: str) -> None:
         """Give up a file, so that its space is freed when it is deleted."""
         with self._lock:
             self._files.pop(path, None)

@@ -1,9 +1,9 @@
+import _thread
 import os
 import re
 import threading
 import time
 import tracemalloc
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -466,7 +466,7 @@ def test_the_catalog_is_not_believed(chunks, content, direct):
     lies = [{"offset": second.offset}, {"length": first.length - 1}, {"length": first.length + 1}, {"offset": 1 << 40}]
     lies += [{"codec": 1 - first.codec}, {"codec": 99}, {"length": 0}]
     for lie in lies:
-        lying: Any = Lying(replace(first, **lie))
+        lying: Any = Lying(first._replace(**lie))
         with pytest.raises(CkptStoreError) as caught:
             ChunkStore(chunks.storage, lying, CONFIG).fetch([Fetch(digests[0], 3000, "a leaf", **to)])
         assert re.search("a leaf|upgrade ckptstore", str(caught.value))
@@ -480,6 +480,25 @@ def test_an_error_of_who_gets_the_bytes_is_told(chunks):
 
     with pytest.raises(KeyError, match="mine"):
         chunks.fetch([Fetch(digest, 100, "a leaf", deliver=deliver) for digest in digests])
+
+
+@pytest.mark.parametrize("end", [KeyError, KeyboardInterrupt])
+def test_after_an_error_or_an_interrupt_nothing_more_is_begun(chunks, monkeypatch, end):
+    monkeypatch.setattr(reader, "_BATCH_BYTES", 1000)
+    digests, _, _ = put(chunks, [os.urandom(1000) for _ in range(400)])
+    begun: list[int] = []
+
+    def deliver(_):
+        begun.append(1)
+        if len(begun) == 1 and end is KeyboardInterrupt:
+            _thread.interrupt_main()
+        elif len(begun) == 1:
+            raise KeyError("mine")
+        time.sleep(0.01)
+
+    with pytest.raises(end):
+        chunks.fetch([Fetch(digest, 1000, "a leaf", deliver=deliver) for digest in digests])
+    assert len(begun) < 200
 
 
 def test_a_damaged_chunk_beside_sound_ones_is_named(chunks, monkeypatch):
