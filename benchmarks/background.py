@@ -14,7 +14,7 @@ import ckptstore
 from benchmarks.figures import AT_ONCE, OWN, PEER
 from benchmarks.measuring import remove
 from benchmarks.tools import Dcp, Tensors, sync
-from benchmarks.trained import Trained
+from benchmarks.trained import MOMENTS, Trained
 
 
 class Background(ABC):
@@ -56,7 +56,7 @@ class Own(Background):
 
     def save(self) -> None:
         self._step += 1
-        state = {"state": self.trained.tensors(), "optimizer": self.trained.optimizer}
+        state = {"model": self.trained.model, "optimizer": self.trained.optimizer}
         self._handle = self._store.commit_async(state, step=self._step, just_in_time=self.just_in_time)
 
     def finish(self) -> None:
@@ -64,7 +64,11 @@ class Own(Background):
             self._handle.result()
 
     def load(self, into: Tensors) -> None:
-        self._store.checkout("latest", into={"state": into})
+        state = self._store.checkout("latest")
+        for number, (name, _) in enumerate(self.trained.model.named_parameters()):
+            into[name].copy_(state["model"][name])
+            for moment in MOMENTS:
+                into[f"{moment}.{name}"].copy_(state["optimizer"]["state"][number][moment])
 
     def close(self) -> None:
         self._store.close()

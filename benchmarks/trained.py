@@ -12,6 +12,7 @@ from torch.nn import functional
 
 VOCABULARY, CONTEXT = 256, 32
 FROZEN = 0.95
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Trained:
@@ -60,7 +61,7 @@ class Trained:
         state = self.optimizer.state
         found = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
-            for moment in ("exp_avg", "exp_avg_sq"):
+            for moment in MOMENTS:
                 found[f"{moment}.{name}"] = state[parameter][moment]
         return found
 

@@ -53,7 +53,7 @@ class Payloads:
         """
         raw = self._decoded(location, payload, out, bases)
         if checked:
-            self._check(location, raw)
+            self.check(location, raw)
         return raw
 
     def decode_with(self, location: ChunkLocation, payload: memoryview, out: memoryview, base: Encoded) -> None:
@@ -62,7 +62,7 @@ class Payloads:
 
         codec_numbered(base.codec).decode(memoryview(base.payload), out)
         Delta().decode_onto(payload, out)
-        self._check(location, out)
+        self.check(location, out)
 
     def opened(self, location: ChunkLocation, payload: memoryview) -> memoryview:
         """The encoded payload of a stored one. Raises CorruptData when it is not what was sealed there."""
@@ -71,7 +71,8 @@ class Payloads:
         bound = _bound(location.codec, location.digest)
         return memoryview(self.sealer.open(location.pack, location.offset, payload, bound))
 
-    def _check(self, location: ChunkLocation, raw: memoryview) -> None:
+    def check(self, location: ChunkLocation, raw: memoryview) -> None:
+        """Raises CorruptData unless these are the chunk's raw bytes."""
         if self.digest.compute(raw) != location.digest:
             raise CorruptData(f"its bytes do not have the digest {location.digest.hex()}")
 

@@ -216,7 +216,8 @@ class _Run:
         for job in batch:
             if job.alone and job.wish.out is not None:
                 self._read_pack(job.location.pack, [RangeRead(job.location.offset, job.wish.out)], job.wish.label)
-                self._deliver(job, job.wish.out, known)
+                with _told(job.location, job.wish.label):
+                    self.payloads.check(job.location, job.wish.out)
                 self._done(job, known)
         others = [job for job in batch if not job.alone]
         if others:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 GAP = 128 << 10
 """Ranges that lie no farther apart may become one request."""
@@ -32,8 +32,7 @@ class ObjectInfo:
     modified: float
 
 
-@dataclass(frozen=True, slots=True)
-class RangeRead:
+class RangeRead(NamedTuple):
     """A wish for `len(out)` bytes of an object, from `offset` on, to be written into `out`."""
 
     offset: int
