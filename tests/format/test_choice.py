@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ckptstore.format.codecs import RAW, ZSTD, Effort, Form, codec_numbered, encode
 from ckptstore.format.codecs.delta import Delta
+from ckptstore.format.codecs.zstd import Zstd
 
 PLANES, DELTA = codec_numbered(2), codec_numbered(3)
 LEVELS: list[Effort] = ["none", "light", "fast", "auto", "best"]
@@ -160,3 +161,11 @@ def test_light_takes_what_shrinks_much_and_nothing_else():
     assert check(raw_of(rows), FLOATS, None, "light") == RAW.number
     rows[::2] = rows[1::4] = 0  # 0.24
     assert check(raw_of(rows), FLOATS, None, "light") == ZSTD.number
+
+
+def test_light_goes_by_what_came_out_and_not_by_the_sample():
+    numbers = trained(1 << 20)
+    numbers[(1 << 19) :][: 1 << 18] = 0  # a sample is taken from the middle on
+    numbers[-(1 << 14) :] = 0
+    assert Zstd.share(raw_of(numbers)) < 0.5
+    assert check(raw_of(numbers), FLOATS, None, "light") == RAW.number

@@ -36,16 +36,16 @@ def codec_numbered(number: int) -> Codec:
 def encode(raw: memoryview, form: Form = BYTES, base: memoryview | None = None, level: Effort = "fast") -> Encoded:
     """The smallest of the encodings that a level looks at, as far as samples tell; it is never larger than `raw`.
 
-    "none" stores bytes as they are. "light" looks at zstd, where much is to be saved, "fast" at zstd and planes. "auto"
-    and "best" look at the difference to `base` too, the raw bytes of an older chunk, where it saves more than reading
-    that one costs; "best" takes the smaller of the two encodings that seem best.
+    "none" stores bytes as they are. "light" looks at zstd, and takes it where it halves them, "fast" at zstd and
+    planes. "auto" and "best" look at the difference to `base` too, the raw bytes of an older chunk, where it saves more
+    than reading that one costs; "best" takes the smaller of the two encodings that seem best.
     """
     if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
-        from ckptstore.format.codecs.choice import candidates
+        from ckptstore.format.codecs.choice import candidates, worth
 
         tries = 2 if level == "best" else 1
         encoded = [Encoded(found.codec, found.encode()) for found in candidates(raw, form, base, level)[:tries]]
         smallest = min(encoded, key=lambda each: len(each.payload), default=None)
-        if smallest is not None and len(smallest.payload) < len(raw):
+        if smallest is not None and len(smallest.payload) < worth(level) * len(raw):
             return smallest
     return Encoded(RAW.number, RAW.encode(raw))

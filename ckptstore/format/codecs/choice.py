@@ -29,8 +29,12 @@ class Candidate(NamedTuple):
 def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort) -> list[Candidate]:
     """What seems worth its time, the most promising first."""
     found = sorted(_candidates(raw, form, base, level), key=lambda candidate: candidate.share)
-    worth = _MUCH if level == "light" else _WORTH
-    return [candidate for candidate in found if candidate.share < worth]
+    return [candidate for candidate in found if candidate.share < worth(level)]
+
+
+def worth(level: Effort) -> float:
+    """The share of the raw bytes that an encoding must stay below."""
+    return _MUCH if level == "light" else _WORTH
 
 
 def _candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort) -> Iterator[Candidate]:
