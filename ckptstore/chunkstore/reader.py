@@ -56,8 +56,8 @@ class _Job(NamedTuple):
         direct: whether the payload is read straight into the destination.
         alone: whether it is, and the storage gains nothing from reading more at once.
         scratch: bytes held on the way.
-        needed: bytes that it takes alone, but for what may be read too since it lies before it.
-        gap: bytes of that, as often as the storage holds them.
+        needed: bytes that it takes alone.
+        gap: those of them that the storage holds of what lies before it, and need not read.
     """
 
     wish: Fetch
