@@ -37,6 +37,8 @@ _LOST = {
     "Timeout",
     "TransportError",
 }
+_GONE_UPLOAD = "NoSuchUpload"
+"""One in parts that had ended when it was ended again, since the first reply was lost; or that an error ended."""
 _REFUSED = {"CertificateError", "ClientSSLError", "SSLError"}
 _SECRETS = ("secret", "password", "token")
 
@@ -93,6 +95,8 @@ def _is_transient(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, TimeoutError) or (names & _LOST and not names & _REFUSED):
         return True
+    if _code(error) == _GONE_UPLOAD:
+        return True
     return _status(error) in _STATUSES or getattr(error, "errno", None) in _ERRNOS
 
 
@@ -100,6 +104,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+def _code(error: BaseException) -> str | None:
+    """S3's name for an error of botocore."""
+    response = getattr(error, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, Mapping) else None
 
 
 def _status(error: BaseException) -> int | None:

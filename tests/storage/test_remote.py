@@ -6,11 +6,21 @@ import uuid
 
 import fsspec
 import pytest
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from fsspec.implementations.memory import MemoryFileSystem
+from s3fs.errors import translate_boto_error
 
-from ckptstore.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageError, StorageFull, StorageReadOnly
+from ckptstore.errors import (
+    InvalidArgument,
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    StorageUnavailable,
+)
 from ckptstore.storage import RangeRead, open_storage
-from ckptstore.storage.failures import without_password
+from ckptstore.storage.failures import without_password, write_error
 from ckptstore.storage.remote import FsspecStorage
 from ckptstore.testing.storage import keys, read
 
@@ -105,6 +115,14 @@ def test_write_errors(storage, monkeypatch, error, kind):
         with pytest.raises(kind, match=f"{storage.url}/a/key: .*{error.args[-1]}") as caught:
             act()
         assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(("code", "kind"), [("NoSuchUpload", StorageUnavailable), ("NoSuchBucket", StorageError)])
+def test_an_upload_that_is_gone_is_begun_anew_and_a_bucket_is_not(code, kind):
+    told = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": 404}}
+    error = translate_boto_error(ClientError(told, "CompleteMultipartUpload"))
+    assert isinstance(error, FileNotFoundError)
+    assert write_error(error) is kind
 
 
 def test_read_errors(storage, monkeypatch):
