@@ -54,7 +54,7 @@ class _Job(NamedTuple):
 
     Attributes:
         direct: whether the payload is read straight into the destination.
-        alone: whether it is, and the storage gains nothing from reading more at once.
+        alone: whether it is, for nobody else, and the storage gains nothing from reading more at once.
         scratch: bytes held on the way.
         needed: bytes that it takes alone.
         gap: those of them that the storage holds of what lies before it, and need not read.
@@ -165,7 +165,7 @@ def _job(wish: Fetch, location: ChunkLocation, bases: tuple[ChunkLocation, ...],
     direct = placed and location.codec == RAW.number and location.length == wish.size and not way.sealed
     scratch = way.scratch(location, bases, direct=direct, placed=placed, gap=gap)
     needed = scratch + decoding_bytes((*bases, location))
-    alone = direct and not way.copies and wish.size >= _LARGE
+    alone = direct and wish.relay is None and not way.copies and wish.size >= _LARGE
     return _Job(wish, location, bases, direct, alone, scratch, needed, way.copies * gap)
 
 

@@ -95,9 +95,8 @@ def _is_transient(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, TimeoutError) or (names & _LOST and not names & _REFUSED):
         return True
-    if _code(error) == _GONE_UPLOAD:
-        return True
-    return _status(error) in _STATUSES or getattr(error, "errno", None) in _ERRNOS
+    told = _code(error) == _GONE_UPLOAD or _status(error) in _STATUSES
+    return told or getattr(error, "errno", None) in _ERRNOS
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -473,6 +473,44 @@ def test_the_catalog_is_not_believed(chunks, content, direct):
         assert re.search("a leaf|upgrade ckptstore", str(caught.value))
 
 
+@pytest.mark.parametrize("beside", [0, 3], ids=["alone", "beside small ones"])
+def test_a_large_chunk_is_verified_too_where_it_was_read(chunks, beside):
+    data = [*(os.urandom(100) for _ in range(beside)), os.urandom(reader._LARGE)]
+    sizes = [len(each) for each in data]
+    digests, (pack,), _ = put(chunks, data)
+    assert get(chunks, digests, sizes) == data
+    place = chunks.storage.root / packs.pack_key(pack.name)
+    whole = place.read_bytes()
+    location = next(chunk for chunk in pack.chunks if chunk.digest == digests[-1])
+    place.chmod(0o644)
+    damaged = bytearray(whole)
+    damaged[location.offset + location.length - 1] ^= 1
+    for left, told in ((damaged, "damaged"), (whole[: location.offset + 7], "short of")):
+        place.write_bytes(left)
+        with pytest.raises(CorruptData, match=rf"a leaf: .*{pack.name}.*{told}.*run verify"):
+            get(chunks, digests, sizes)
+    place.unlink()
+    chunks.storage._open_files.forget(str(place))
+    with pytest.raises(MissingData, match=rf"a leaf: pack {pack.name} is not in"):
+        get(chunks, digests, sizes)
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 20])
+def test_a_chunk_may_be_given_on_and_put_where_it_belongs(chunks, size):
+    content, told, out = os.urandom(size), list[bytes](), bytearray(size)
+    (digest,), _, _ = put(chunks, [content])
+    wish = Fetch(
+        digest,
+        size,
+        "a leaf",
+        out=memoryview(out),
+        relay=lambda _, payload, raw: told.extend(map(bytes, (payload, raw))),
+    )
+    chunks.fetch([wish])
+    assert out == content
+    assert told == [content, content]
+
+
 def test_an_error_of_who_gets_the_bytes_is_told(chunks):
     digests, _, _ = put(chunks, [os.urandom(100), os.urandom(100)])
 
