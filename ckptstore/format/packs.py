@@ -94,8 +94,7 @@ class PackBuilder:
         header = _header(digest, codec, len(payload), raw_length, sealed, base)
         offset = self.next_offset(len(payload), digest, base)
         self.frames.append(Frame(digest, codec, offset, len(payload), raw_length, sealed, base))
-        self._append(bytes(offset - len(header) - self.size))
-        self._append(header)
+        self._append(bytes(offset - len(header) - self.size) + header)
         self._append(payload)
         self._append(bytes(-self.size % ALIGN))
 

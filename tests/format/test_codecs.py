@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from ckptstore.errors import CorruptData
 from ckptstore.format import packs
 from ckptstore.format.codecs import RAW, ZSTD, Form, codec_numbered
+from ckptstore.format.codecs.compiled import CompiledLoops
+from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.words import BLOCK_WORDS
+from tests.format.test_unpacking import only
 
 PLANES, DELTA = codec_numbered(2), codec_numbered(3)
 
@@ -167,7 +170,7 @@ def test_threads_do_not_disturb_each_other():
 
     def there_and_back(number):
         (form, raw), older = kinds[number % len(kinds)], [base[number % len(kinds)]]
-        same = back(PLANES, PLANES.encode(raw, form), len(raw)) == raw
+        same = all(back(codec, codec.encode(raw, form), len(raw)) == raw for codec in (ZSTD, PLANES))
         return same and back(DELTA, DELTA.encode(raw, form, older), len(raw), older) == raw
 
     with ThreadPoolExecutor(8) as threads:
@@ -206,14 +209,17 @@ def peak_of(act):
 
 
 @pytest.mark.parametrize("form", [Form(), Form(2, True), Form(4, True), Form(8, True)], ids=str)
-def test_memory_beside_the_payload_does_not_grow_with_the_chunk(form):
+@pytest.mark.parametrize("loops", [Loops, CompiledLoops])
+def test_memory_beside_the_payload_does_not_grow_with_the_chunk(loops, form):
     size = 32 << 20
     data, base = raw_of(trained(size // 4)), [raw_of(trained(size // 4, 1))]
     out = memoryview(bytearray(size))
-    for codec, bases in ((PLANES, []), (DELTA, base)):
-        made = memoryview(codec.encode(data, form, bases))
-        assert peak_of(partial(codec.encode, data, form, bases)) < size + (10 << 20)
-        assert peak_of(partial(codec.decode, made, out, bases)) < 10 << 20
+    with only(loops):
+        for codec, bases in ((PLANES, []), (DELTA, base)):
+            made = memoryview(codec.encode(data, form, bases))
+            codec.decode(made, out, bases)  # compiled from here on
+            assert peak_of(partial(codec.encode, data, form, bases)) < size + (10 << 20)
+            assert peak_of(partial(codec.decode, made, out, bases)) < 10 << 20
 
 
 @given(st.binary(max_size=500))

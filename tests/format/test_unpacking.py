@@ -21,6 +21,7 @@ from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES, Cut, Plan, Way, 
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.packing import pack
 from ckptstore.format.codecs.parts import PartReader
+from ckptstore.format.codecs.pool import Pool
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE
 from ckptstore.format.codecs.unpacking import Unpacking
 from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, word_type
@@ -32,9 +33,13 @@ SEEDS = st.integers(0, 2**32 - 1)
 @contextmanager
 def only(loops):
     """Let codecs use these loops alone."""
-    used = tools.Tools()
-    used.loops = loops(used.array)
-    with patch.object(tools, "_FREE", [used]), patch.object(tools, "_PATIENCE", math.inf):
+
+    def make():
+        used = tools.Tools()
+        used.loops = loops(used.array)
+        return used
+
+    with patch.object(tools, "_POOL", Pool(make)), patch.object(tools, "_PATIENCE", math.inf):
         yield
 
 
@@ -187,10 +192,7 @@ def test_one_thread_compiles_and_the_others_go_on(monkeypatch):
     payload = pack(plan, len(words), lambda where, _: words[where], memoryview(b""))
 
     def decode():
-        used, out = CompiledLoops(tools.Tools().array), memoryview(bytearray(words.nbytes))
-        borrowed = tools.Tools()
-        borrowed.loops = used
-        tools._FREE.append(borrowed)
+        out = memoryview(bytearray(words.nbytes))
         Unpacking(memoryview(payload), out).run()
         return bytes(out)
 

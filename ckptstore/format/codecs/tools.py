@@ -16,6 +16,7 @@ import numpy as np
 
 from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
 from ckptstore.format.codecs.loops import Loops
+from ckptstore.format.codecs.pool import Pool
 from ckptstore.format.codecs.words import BLOCK_WORDS, Words, word_type
 
 _PATIENCE = 2048
@@ -37,7 +38,7 @@ class Tools:
         return self._arrays[width, use][:count]
 
 
-_FREE: list[Tools] = []
+_POOL = Pool(Tools)
 _USES = count()
 
 
@@ -57,13 +58,7 @@ def fastest_loops() -> type[Loops]:
 @contextmanager
 def borrowed() -> Iterator[Tools]:
     """A set that nobody else uses meanwhile."""
-    try:
-        taken = _FREE.pop()  # atomic, where looking first would not be
-    except IndexError:
-        taken = Tools()
-    if next(_USES) >= _PATIENCE and type(taken.loops) is not fastest_loops():
-        taken.loops = fastest_loops()(taken.array)
-    try:
+    with _POOL.borrowed() as taken:
+        if next(_USES) >= _PATIENCE and type(taken.loops) is not fastest_loops():
+            taken.loops = fastest_loops()(taken.array)
         yield taken
-    finally:
-        _FREE.append(taken)

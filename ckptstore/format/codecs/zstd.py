@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import zstandard
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs.base import BYTES, Form
+from ckptstore.format.codecs.base import BYTES, Buffer, Form
+from ckptstore.format.codecs.pool import Pool
 
 _LEVEL = 1
 _SAMPLE = 8192
+_COMPRESSORS = Pool(partial(zstandard.ZstdCompressor, level=_LEVEL))
+"""Making one takes half as long as compressing a sample. Those that decompress would hold a frame's window."""
 
 
 class Zstd:
@@ -21,7 +25,7 @@ class Zstd:
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> bytes:
         """Compress."""
-        return zstandard.ZstdCompressor(level=_LEVEL).compress(raw)
+        return _compressed(raw)
 
     def decode(self, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
         """Decompress straight into `out`; never writes past it, whatever the payload claims."""
@@ -42,4 +46,9 @@ class Zstd:
         middle, end = len(raw) // 2, len(raw) - _SAMPLE
         apart = middle + _SAMPLE <= end  # what overlaps would seem to repeat itself
         sample = bytes(raw[middle : middle + _SAMPLE]) + bytes(raw[end:]) if apart else bytes(raw[-2 * _SAMPLE :])
-        return len(zstandard.ZstdCompressor(level=_LEVEL).compress(sample)) / len(sample)
+        return len(_compressed(sample)) / len(sample)
+
+
+def _compressed(raw: Buffer) -> bytes:
+    with _COMPRESSORS.borrowed() as context:
+        return context.compress(raw)
