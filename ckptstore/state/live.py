@@ -14,13 +14,18 @@ from threading import Condition, Lock
 from typing import Any, TypeGuard
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ckptstore.errors import StateError
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
+from ckptstore.state.optimizers import storages
 from ckptstore.state.tensors import TensorLeaf, as_tracked, plain_bytes
 from ckptstore.state.tree import Flat
+
+_IN_FLIGHT: dict[int, weakref.ref[JustInTime]] = {}
 
 
 class _State(Enum):
@@ -37,6 +42,7 @@ class Lender:
         self._shown = [self._tensor, *(other.detach() for other in shown)]
         self._address, self._seen = 0, np.empty(0, np.uint8)
         self._path, self._buffers, self._versions = path, buffers, self._read_versions()
+        self.storage = tensor.untyped_storage().data_ptr()
         self._turn = Condition()
         self._state = _State.LIVE
         self._borrowed_to = self._loans = 0
@@ -177,7 +183,7 @@ def live_leaves(flat: Flat) -> list[LiveLeaf]:
 
 
 class JustInTime:
-    """Settles the live leaves of one commit before the optimizers that own them step.
+    """Settles the live leaves of one commit before the optimizers that own them step, or others that share them.
 
     Another thread does so, and whoever steps waits for it: when a signal's handler, which interrupts the main thread,
     raises or saves meanwhile, nothing stays half settled, and nothing waits for what cannot go on.
@@ -189,6 +195,8 @@ class JustInTime:
         self._settling = Lock()
         hook = _weak_hook(self)
         self._hooks = [optimizer.register_step_pre_hook(hook) for optimizer in owners]
+        number = id(self)
+        _IN_FLIGHT[number] = weakref.ref(self, lambda _: _IN_FLIGHT.pop(number, None))
 
     def prepare(self) -> None:
         """Fault in the memory that copies may need: that of the last leaves first, which are mostly read last."""
@@ -204,6 +212,7 @@ class JustInTime:
         for lender in self._all():
             lender.abandon()
         self.forget()
+        _IN_FLIGHT.pop(id(self), None)
 
     def forget(self) -> None:
         """There is no commit any more that could read anything."""
@@ -212,6 +221,12 @@ class JustInTime:
     def before_step(self, optimizer: Optimizer) -> None:
         """Return once this optimizer may change what it owns."""
         self._settled(self._lenders.get(id(optimizer), ()))
+
+    def before_step_of_other(self, optimizer: Optimizer) -> None:
+        """The same for one that has no hook of this commit: it may have been made over the same tensors since."""
+        if self._lenders and id(optimizer) not in self._lenders:
+            touched = storages(optimizer)
+            self._settled([lender for lender in self._all() if lender.storage in touched])
 
     def unhook(self) -> None:
         """Leave the optimizers; not to be called while one of them runs its hooks."""
@@ -248,3 +263,15 @@ def _weak_hook(just_in_time: JustInTime) -> Callable[[Optimizer, Any, Any], None
             there.before_step(optimizer)
 
     return hook
+
+
+def _before_any_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """What torch compiled is not looked at, since it would compile this too."""
+    if not torch.compiler.is_compiling():
+        for found in list(_IN_FLIGHT.values()):
+            there = found()
+            if there is not None:
+                there.before_step_of_other(optimizer)
+
+
+register_optimizer_step_pre_hook(_before_any_step)

@@ -41,6 +41,11 @@ class Owned:
         return self._sharing[_storage(array)] if own else [], [tensor for tensor in own if tensor is not array]
 
 
+def storages(optimizer: Optimizer) -> set[int]:
+    """Where the memory begins that an optimizer may change."""
+    return {_storage(tensor) for tensor in _tensors(optimizer)}
+
+
 def _tensors(optimizer: Optimizer) -> Iterator[Tensor]:
     mine = ([group["params"] for group in optimizer.param_groups], optimizer.state)
     return (tensor for tensor in _within(mine) if _is_plain(tensor))
