@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from typing import Any, cast, get_args
 
 from ckptstore.catalog.base import Catalog
-from ckptstore.catalog.catalog import check_address, open_catalog, sqlite_url
+from ckptstore.catalog.catalog import check_address, is_missing, open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.sealed_catalog import sealed_catalog
@@ -32,9 +32,10 @@ from ckptstore.storage.base import Storage
 from ckptstore.storage.filesystem import network_file_system
 from ckptstore.storage.local import LocalStorage
 from ckptstore.storage.wrappers import ReadOnly
-from ckptstore.unlocking import KeyFile, change_passphrase, found_key, unlock
+from ckptstore.unlocking import KeyFile, change_passphrase, found_key, read_passphrase, unlock
 
 CATALOG_FILE = "catalog.sqlite"
+_BRING_BACK = "bring the catalog back from a copy, or make it anew with ckptstore rebuild"
 
 
 def open_parts(
@@ -52,6 +53,8 @@ def open_parts(
 ) -> ChunkStore:
     """The parts of the store at `url`, made if it is missing and `create` allows it; see `ckptstore.open`."""
     _check_settings(digest, chunk_bytes, compression)
+    if encrypt:
+        read_passphrase(key_file, os.fspath(url))  # before a folder is made for nothing
     storage = open_storage(url, storage_options=storage_options, create=create)
     config = _read_config(storage)
     if config is None and not create:
@@ -66,6 +69,7 @@ def open_parts(
     version.check_features(config.requires_read, "read", storage.url)
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
+    _check_not_lost(address, storage)
     found = open_catalog(address, create=create, refusal=refusal)
     with ExitStack() as on_error:
         on_error.callback(found.close)
@@ -113,11 +117,16 @@ def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, rea
         catalog.bind(config.id)
     owner = catalog.owner()
     if owner is None:
-        advice = "bring the catalog back from a copy, or make it anew with ckptstore rebuild"
-        raise CatalogError(f"the catalog {catalog.url} is empty, but {storage.url} holds commits: {advice}")
+        raise CatalogError(f"the catalog {catalog.url} is empty, but {storage.url} holds commits: {_BRING_BACK}")
     if owner != config.id:
         advice = "give each store a catalog of its own"
         raise CatalogError(f"the catalog {catalog.url} is of another store than {storage.url}: {advice}")
+
+
+def _check_not_lost(address: str, storage: Storage) -> None:
+    """Raises CatalogError where a new one would stand beside commits that it does not know; none is made."""
+    if is_missing(address) and _has_commits(storage):
+        raise CatalogError(f"the catalog {address} is not there, but {storage.url} holds commits: {_BRING_BACK}")
 
 
 def _has_commits(storage: Storage) -> bool:
@@ -134,7 +143,9 @@ def migrate_catalog(url: str | os.PathLike[str], *, catalog: str | None = None) 
     storage = open_storage(url)
     if _read_config(storage) is None:
         raise _no_store(storage)
-    return upgrade(catalog_url(storage, catalog))
+    address = catalog_url(storage, catalog)
+    _check_not_lost(address, storage)
+    return upgrade(address)
 
 
 def rebuild_catalog(

@@ -218,6 +218,12 @@ def check_address(url: str) -> None:
     Database(url)
 
 
+def is_missing(url: str) -> bool:
+    """Whether the address is that of a file which is not there."""
+    parsed = Database(url).parsed
+    return parsed.get_backend_name() == "sqlite" and not os.path.exists(parsed.database or "")
+
+
 def sqlite_url(path: str | os.PathLike[str]) -> str:
     """The URL of a catalog in a file, whatever characters its path has."""
     return URL.create("sqlite", database=os.path.abspath(path)).render_as_string()

@@ -6,6 +6,7 @@ import os
 import re
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +25,16 @@ from ckptstore.errors import (
     StorageReadOnly,
 )
 
+_COMING_SECONDS = 3.0
+"""How long who may only read waits for a writer's log that is just made or removed."""
+
+_REBUILD = "bring a copy of it back, or move it away and make it anew with ckptstore rebuild"
+_ADVICE_BY_CODE = {
+    sqlite3.SQLITE_CANTOPEN: "check that it is there and may be read, and that its disk has room for one more file",
+    sqlite3.SQLITE_CORRUPT: _REBUILD,
+    sqlite3.SQLITE_NOTADB: _REBUILD,
+}
+
 BUSY_SECONDS = 30.0
 """How long a transaction waits for the store's lock."""
 
@@ -34,7 +45,8 @@ _LINK = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10
 """How soon a Postgres that is not there any more is noticed, in seconds and tries."""
 
 _NO_ANSWER = re.compile(
-    "refused|reset|time[d ]?out|closed|unreachable|starting up|shutting down|recovery mode|too many|Temporary failure"
+    "refused|reset|time[d ]?out|closed|unreachable|starting up|shutting down|recovery mode|accepting connections|"
+    "too many|Temporary failure"
 )
 
 _READ: dict[str, dict[str, Any]] = {
@@ -65,8 +77,8 @@ def _postgres_clock(*_: object, **__: object) -> str:
     return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 
 
-def make_engine(url: URL) -> Engine:
-    """An engine whose transactions are the ones `reading` and `writing` ask for."""
+def make_engine(url: URL, *, only_read: bool) -> Engine:
+    """An engine whose transactions are the ones `reading` and `writing` ask for; nobody writes with `only_read`."""
     if url.get_backend_name() != "sqlite":
         limits = {"lock_timeout": BUSY_SECONDS, "idle_in_transaction_session_timeout": IDLE_SECONDS}
         ours = " ".join(f"-c {name}={int(seconds * 1000)}" for name, seconds in limits.items())
@@ -78,7 +90,7 @@ def make_engine(url: URL) -> Engine:
             advice = 'pip install "ckptstore[postgres]"'
             raise InvalidArgument(f"a catalog on Postgres needs the package {error.name}: {advice}") from None
     path = _path(url)
-    if _writable(path):
+    if _writable(path) and not (only_read and _disk_is_full(path)):
         engine = create_engine(
             url, creator=lambda: connect_sqlite(path, "mode=rw"), poolclass=QueuePool, max_overflow=-1
         )
@@ -121,7 +133,7 @@ def prepare_sqlite(url: URL) -> None:
 
 def connect_sqlite(path: str, mode: str) -> sqlite3.Connection:
     """A connection that leaves transactions to us and makes each commit durable."""
-    uri = f"file:{quote(os.path.abspath(path))}?{mode}"
+    uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?{mode}"
     connection = sqlite3.connect(
         uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
     )
@@ -164,7 +176,7 @@ def translated(error: BaseException | None, where: str, *, lost: bool = False) -
         kind = _sqlite_kind(error)
     else:
         kind = CatalogUnavailable if lost else _postgres_kind(error)
-    advice = {
+    advice = _ADVICE_BY_CODE.get(_code(error)) or {
         CatalogBusy: f"other writers held the lock for {BUSY_SECONDS:.0f} seconds; try again",
         CatalogUnavailable: "the database did not answer; try again",
         StorageFull: "make room and try again; nothing was changed",
@@ -182,10 +194,48 @@ def _writable(path: str) -> bool:
     return not os.path.exists(path) or (os.access(path, os.W_OK) and os.access(folder, os.W_OK))
 
 
+def _disk_is_full(path: str) -> bool:
+    """Whether there is no room for the index of a writer's log, which SQLite makes where it may, also for reading."""
+    try:
+        with closing(connect_sqlite(path, "mode=rw")) as connection:
+            _look(connection)
+    except sqlite3.Error as error:
+        return _sqlite_kind(error) is StorageFull
+    return False
+
+
 def _connect_read_only(path: str) -> sqlite3.Connection:
+    """A connection that changes nothing beside the file either."""
+    deadline = time.monotonic() + _COMING_SECONDS
+    while True:
+        try:
+            return _try_read_only(path)
+        except sqlite3.OperationalError as error:
+            if _code(error) not in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN} or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
+def _try_read_only(path: str) -> sqlite3.Connection:
     """Without a writer's log beside it the file cannot change under one short transaction; SQLite could not lock it."""
-    with_log = os.path.exists(f"{path}-wal")
-    return connect_sqlite(path, "mode=ro" if with_log else "mode=ro&immutable=1")
+    connection = connect_sqlite(path, "mode=ro" if _size(f"{path}-wal") else "mode=ro&immutable=1")
+    try:
+        _look(connection)  # from here on no writer takes the log away
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _look(connection: sqlite3.Connection) -> None:
+    connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
 def _begin(connection: Connection) -> None:
@@ -205,14 +255,18 @@ def _sqlite_kind(error: sqlite3.Error) -> type[CkptStoreError]:
     extended = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     if extended == sqlite3.SQLITE_IOERR_SHMSIZE:
         return StorageFull  # no room for the log's index
-    code = extended & 0xFF
     kinds: dict[int, type[CkptStoreError]] = {
         sqlite3.SQLITE_BUSY: CatalogBusy,
         sqlite3.SQLITE_LOCKED: CatalogBusy,
         sqlite3.SQLITE_FULL: StorageFull,
         sqlite3.SQLITE_READONLY: StorageReadOnly,
     }
-    return kinds.get(code, CatalogError)
+    return kinds.get(_code(error), CatalogError)
+
+
+def _code(error: BaseException | None) -> int:
+    """SQLite's, without what it adds to tell more."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
 def _postgres_kind(error: Any) -> type[CkptStoreError]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from sqlalchemy import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from ckptstore.catalog import dialects
+from ckptstore.catalog.forking import close_before_fork, unforked
 from ckptstore.errors import CatalogError, CatalogUnavailable, InvalidArgument, StorageReadOnly
 from ckptstore.patience import patiently
 
@@ -24,6 +25,8 @@ class Database:
         self.parsed = _parse(url)
         self._engines: dict[int, Engine] = {}
         self._reached = False
+        if self._is_file():
+            close_before_fork(self)
 
     def __reduce__(self) -> tuple[partial[Database], tuple[str]]:
         return partial(Database, refusal=self._refusal), (self._address,)
@@ -61,7 +64,7 @@ class Database:
 
     def prepare(self) -> None:
         """Make the place where tables can be created, if it is missing; a Postgres database must be there already."""
-        if self.parsed.get_backend_name() == "sqlite":
+        if self._is_file():
             with self._errors():
                 dialects.prepare_sqlite(self.parsed)
 
@@ -73,7 +76,10 @@ class Database:
 
     def _engine(self) -> Engine:
         found = self._engines.get(os.getpid())
-        return found or self._engines.setdefault(os.getpid(), dialects.make_engine(self.parsed))
+        if found is not None:
+            return found
+        made = dialects.make_engine(self.parsed, only_read=bool(self._refusal))
+        return self._engines.setdefault(os.getpid(), made)
 
     def _connect(self) -> Connection:
         """A connection. A database that answered before is waited for; else its address is more likely wrong."""
@@ -85,15 +91,21 @@ class Database:
         with self._errors():
             return self._engine().connect()
 
+    def _is_file(self) -> bool:
+        return self.parsed.get_backend_name() == "sqlite"
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        where = self.parsed.database if self.parsed.get_backend_name() == "sqlite" else self.url
+        where = self.parsed.database if self._is_file() else self.url
         try:
-            yield
+            with unforked() if self._is_file() else nullcontext():
+                yield
         except DBAPIError as error:
             raise dialects.translated(error.orig, str(where), lost=error.connection_invalidated) from error
         except sqlite3.Error as error:
             raise dialects.translated(error, str(where)) from error
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"{error.object!r} is no text that UTF-8 can hold: name it otherwise") from error
         except PermissionError as error:
             raise StorageReadOnly(f"catalog {where}: {error.strerror}") from error
         except OSError as error:
@@ -102,6 +114,8 @@ class Database:
 
 def _parse(url: str) -> URL:
     advice = "give sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
+    if "\0" in url:
+        raise InvalidArgument(f"the catalog's address {url!r} has a NUL character in it: {advice}")
     try:
         parsed = make_url(url)
         parsed.get_dialect()

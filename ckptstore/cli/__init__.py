@@ -5,7 +5,9 @@ Modules of the store are imported by the commands when they run, so that help an
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 
 import click
 
@@ -42,5 +44,8 @@ for _command in (
 
 
 def main() -> None:
-    """The entry point."""
+    """The entry point. What the output's encoding has no character for is escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     cli(prog_name=PROGRAM, color=False if os.environ.get("NO_COLOR") else None)

@@ -81,7 +81,7 @@ def _keep_best(wish: str) -> KeepBest:
     from ckptstore.operations.retention import KeepBest
 
     rest, _, last = wish.rpartition(":")
-    wish, count = (rest, int(last)) if rest and last.isdecimal() else (wish, 1)
+    wish, count = (rest, int(last)) if rest and last.isdecimal() and len(last) <= text.MOST_DIGITS else (wish, 1)
     metric = wish.removesuffix(":max").removesuffix(":min")
     return KeepBest(metric, count, "max" if wish.endswith(":max") else "min")
 

@@ -42,7 +42,7 @@ def print_fields(fields: Mapping[str, str]) -> None:
 @contextmanager
 def progress_bar() -> Iterator[ProgressCallback | None]:
     """A callback that draws a bar on stderr, or None where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    if not (sys.stderr and sys.stderr.isatty()):
         yield None
         return
     from rich.console import Console
@@ -55,7 +55,7 @@ def progress_bar() -> Iterator[ProgressCallback | None]:
 
 
 def _width() -> int | None:
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+    if (sys.stdout and sys.stdout.isatty()) or "COLUMNS" in os.environ:
         return shutil.get_terminal_size().columns
     return None
 

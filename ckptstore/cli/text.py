@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
+
+MOST_DIGITS = 18
+"""Of a whole number that somebody may mean."""
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -20,7 +24,9 @@ def size(count: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago: `3 d`, `5 min`."""
+    """How long ago, or for how long: `3 d`, `5 min`, `ever`."""
+    if seconds == inf:
+        return "ever"
     for unit, name in _AGES:
         if seconds >= unit:
             return f"{int(seconds // unit)} {name}"

@@ -141,7 +141,7 @@ def _subset(told: str | None) -> tuple[int, int] | None:
     if told is None:
         return None
     part, _, parts = told.partition("/")
-    if not (part.isdecimal() and parts.isdecimal()):
+    if not (part.isdecimal() and parts.isdecimal()) or max(len(part), len(parts)) > text.MOST_DIGITS:
         raise click.BadParameter("give K/N, as 3/20", param_hint="--subset")
     return int(part), int(parts)
 

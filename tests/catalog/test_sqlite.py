@@ -4,9 +4,13 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from ckptstore import errors
 from ckptstore.catalog import dialects
 from ckptstore.catalog.base import NewPack
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.engine import Database
 from ckptstore.testing.catalog_making import LEASE, begin, collect, digest, make, new_commit, new_pack
 
 ROOT = Path(__file__).parents[2]
@@ -201,9 +206,81 @@ def test_a_forked_child_has_its_own_connections(url):
     assert catalog.check() == []
 
 
-def test_no_password_is_shown():
-    from ckptstore.catalog.engine import Database
+def test_who_may_only_read_is_not_disturbed_by_writers_that_come_and_go(url, path, monkeypatch):
+    make(open_catalog(url, create=True), new_commit(0))
+    monkeypatch.setattr(dialects, "_writable", lambda _: False)
+    reader = open_catalog(url, create=False)
+    real, seen = dialects.connect_sqlite, []
 
+    def while_a_writer_goes(path, mode):
+        seen.append(mode)
+        if len(seen) < 4:
+            raise error_of(sqlite3.SQLITE_READONLY if len(seen) % 2 else sqlite3.SQLITE_CANTOPEN)
+        return real(path, mode)
+
+    monkeypatch.setattr(dialects, "connect_sqlite", while_a_writer_goes)
+    assert reader.steps("main") == [0]
+    assert len(seen) == 4
+
+
+def error_of(code):
+    error = sqlite3.OperationalError("told by SQLite")
+    error.sqlite_errorcode = code
+    return error
+
+
+def test_postgres_that_recovers_is_no_answer():
+    for told in ("the database system is not yet accepting connections", "the database system is starting up"):
+        assert isinstance(dialects.translated(Exception(f"FATAL:  {told}"), "x"), errors.CatalogUnavailable)
+
+
+def test_a_child_forked_amid_a_transaction_can_make_its_own(url):
+    catalog, database = open_catalog(url, create=True), Database(url)
+    within = threading.Event()
+
+    def write():
+        with database.write():
+            within.set()
+            time.sleep(0.3)
+
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write)
+        assert within.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)  # SQLite itself would wait for 30 s for a thread that is not there
+            try:
+                make(catalog, new_commit(0))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        writing.result()
+        assert os.waitpid(child, 0)[1] == 0
+    assert catalog.steps("main") == [0]
+
+
+def test_what_a_child_commits_is_there_when_its_parent_closes_first(url):
+    catalog = open_catalog(url, create=True)
+    make(catalog, new_commit(0))
+    (told, tell), (listen, answer) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            make(catalog, new_commit(1))
+            os.write(answer, b"1")
+            os.read(told, 1)
+            make(catalog, new_commit(2))
+            os._exit(0)  # without closing, as one that is killed
+        finally:
+            os._exit(1)
+    assert os.read(listen, 1) == b"1"
+    catalog.close()
+    os.write(tell, b"1")
+    assert os.waitpid(child, 0)[1] == 0
+    assert open_catalog(url, create=False).steps("main") == [0, 1, 2]
+
+
+def test_no_password_is_shown():
     database = Database("postgresql://me:secret@host/db")
     assert "secret" not in database.url
     assert "secret" in pickle.loads(pickle.dumps(database)).parsed.password

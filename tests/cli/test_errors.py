@@ -33,6 +33,9 @@ MISTAKES = [
     (("restore", "ckpts", "3"), "no deleted step 3"),
     (("gc", "ckpts", "--keep-last", "-1"), "0 or more"),
     (("gc", "ckpts", "--grace", "-1"), "0 or more"),
+    (("gc", "ckpts", "--keep-best", f"loss:{'9' * 5000}"), "in its metadata"),
+    (("show", "ckpts", "\udcff"), "UTF-8"),
+    (("log", "ckpts", "--catalog", "sqlite:///a\0b"), "NUL"),
     (("init", "ckpts"), "already"),
     (("import", "ckpts", "file.pt", "--step", "1"), "file.pt"),
     (("import", "ckpts", "file.pt", "--step", "-1"), "file.pt"),
@@ -133,3 +136,39 @@ def test_a_bar_on_a_terminal_shows_progress(url):
     os.close(theirs)
     assert b"verify" in os.read(ours, 1 << 16) and done.stdout.startswith("no problem")
     os.close(ours)
+
+
+def test_a_lost_catalog_can_be_rebuilt(url, run):
+    catalog = Path(url) / "catalog.sqlite"
+    catalog.unlink()
+    for command in ("log", "verify", "gc", "migrate"):
+        assert "make it anew with ckptstore rebuild" in run(command, url, code=1).stderr
+    assert not catalog.exists()
+    run("rebuild", url)
+    assert ckptstore.open(url).steps() == [0, 100, 200]
+
+
+@pytest.mark.parametrize("damage", [b"no database", None])
+def test_what_helps_a_damaged_catalog_is_told(url, run, damage):
+    catalog = Path(url) / "catalog.sqlite"
+    whole = catalog.read_bytes()
+    catalog.write_bytes(whole[: len(whole) // 2] if damage is None else damage * 1000)
+    assert "rebuild" in run("verify", url, code=1).stderr
+
+
+def test_what_deleted_steps_may_be_restored_for(url, run):
+    assert "restorable for ever" in run("gc", url, "--keep-last", 1, "--grace", "inf", "--yes").stdout
+    assert ckptstore.open(url).steps() == [100, 200]
+
+
+def test_what_the_output_cannot_show_is_escaped(url):
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "ckptstore", "diff", url, "0", "100"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert b"\\u2192" in done.stdout
+
+
+def test_without_an_output_nothing_breaks(url):
+    command = f'"{sys.executable}" -m ckptstore log {url} >&-'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+    assert b"Traceback" not in done.stderr

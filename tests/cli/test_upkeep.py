@@ -21,6 +21,7 @@ def test_init_refuses_what_cannot_be(tmp_path, run):
     assert "a place of its own" in run("init", tmp_path / "other", code=1).stderr
     assert "md5" in run("init", tmp_path / "new", "--digest", "md5", code=1).stderr
     assert "chunk_bytes" in run("init", tmp_path / "new", "--chunk-bytes", 1, code=1).stderr
+    assert "CKPTSTORE_KEY_FILE" in run("init", tmp_path / "new", "--encrypt", code=1).stderr
     assert not (tmp_path / "new").exists()
 
 

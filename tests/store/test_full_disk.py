@@ -219,6 +219,18 @@ def test_a_disk_without_a_byte_left_can_be_read(small_disk):
     assert assert_whole(place) == done
 
 
+def test_a_store_on_a_full_disk_opens_for_reading(small_disk):
+    place = small_disk / "store"
+    with site_of(place).open() as store:
+        store.commit(state_of("main", 1), step=1)
+    fill(small_disk)
+    with pytest.raises(StorageFull, match="make room"):
+        ckptstore.open(place)
+    with ckptstore.open(place, read_only=True) as store:
+        assert_exact(store, "main", 1)
+        assert store.verify().ok
+
+
 def free(place):
     status = os.statvfs(place)
     return status.f_bavail * status.f_frsize
