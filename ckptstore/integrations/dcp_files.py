@@ -49,7 +49,9 @@ def export_dcp(
         StorageError, OSError: the folder can not be written.
     """
     with new_folder(Path(folder)) as temporary:
-        _save(store.checkout(step, paths=paths, progress=progress), temporary, f"{step} to {folder}")
+        _save(
+            store.checkout(step, paths=paths, progress=progress), temporary, f"{store.manifest(step).name} to {folder}"
+        )
 
 
 def import_dcp(

@@ -30,6 +30,7 @@ _DTYPES = frozenset(
 )
 _MOST_TOLD = 10
 _FORMAT = "format"
+_METADATA = "__metadata__"
 
 
 def export_safetensors(
@@ -175,6 +176,8 @@ def _check_holdable(view: ManifestView, paths: Sequence[str] | None) -> None:
 
 
 def _reason(path: str, entry: Entry, composite: Sequence[str]) -> str:
+    if path == _METADATA:
+        return "named as the format's own entry"
     if not isinstance(entry, TensorEntry):
         return "a plain value"
     if entry.library != "torch":

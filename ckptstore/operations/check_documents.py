@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -31,6 +32,18 @@ def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -
             yield Problem("catalog", f"the manifest of {here} does not have its digest", affected=(here,))
     except CkptStoreError as error:
         yield Problem("catalog", str(error), affected=(here,))
+
+
+def check_length(chunks: ChunkStore, commit: CommitRecord, size: int | None) -> Iterator[Problem]:
+    """Of the one in storage, which has `size` bytes, or is missing."""
+    here = f"{commit.run}@{commit.step}"
+    if size is None:
+        yield Problem(commit.document, "is missing", affected=(here,))
+        return
+    with suppress(CkptStoreError):  # which the check of the record tells
+        expected = len(chunks.catalog.manifest(commit.id))
+        if size != expected:
+            yield Problem(commit.document, f"has {size} bytes in place of {expected}", affected=(here,))
 
 
 def check_stored(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import CatalogBusy, InvalidArgument, StorageFull, StorageReadOnly
 from ckptstore.format.packs import pack_key
-from ckptstore.operations.check_documents import check_record, check_stored
+from ckptstore.operations.check_documents import check_length, check_record, check_stored
 from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
 from ckptstore.operations.manifests import users_of
 from ckptstore.operations.problem import Problem
@@ -121,13 +121,13 @@ def _is_share(subset: object) -> bool:
 def _check_commits(
     chunks: ChunkStore, commits: Sequence[CommitRecord], scope: Scope, wanted: set[bytes]
 ) -> Iterator[Problem]:
-    there = {info.key for info in chunks.storage.list("manifests/")} if scope.includes("sizes") else set()
+    there = {info.key: info.size for info in chunks.storage.list("manifests/")} if scope.includes("sizes") else {}
     for commit in commits:
         problems = list(check_record(chunks, commit, wanted))
         if scope.includes("footers"):
             problems += check_stored(chunks, commit, wanted)
-        elif scope.includes("sizes") and commit.document not in there:
-            problems.append(Problem(commit.document, "is missing", affected=(f"{commit.run}@{commit.step}",)))
+        elif scope.includes("sizes"):
+            problems += check_length(chunks, commit, there.get(commit.document))
         if problems and chunks.catalog.by_id(commit.id) is not None:
             yield from problems
 

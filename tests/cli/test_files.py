@@ -149,6 +149,13 @@ def test_safetensors_refuses_what_it_cannot_hold(store):
     export_safetensors(store, 0, "out.safetensors", paths=["fine"])
 
 
+def test_safetensors_cannot_hold_what_is_named_as_its_own_entry(store, tmp_path):
+    store.commit({"__metadata__": torch.ones(2), "a": torch.ones(2)}, step=77)
+    with pytest.raises(StateError, match="__metadata__: named as the format's own entry"):
+        export_safetensors(store, 77, tmp_path / "file.safetensors")
+    assert not (tmp_path / "file.safetensors").exists()
+
+
 @pytest.mark.parametrize("export", [export_safetensors, export_torch])
 def test_a_failed_export_leaves_nothing(store, export, monkeypatch):
     store.commit({"a": torch.ones(3)}, step=0)

@@ -185,6 +185,15 @@ def test_a_pack_cut_short(place, keep):
                 store.checkout(STEP)
 
 
+@pytest.mark.parametrize("keep", [0, -1])
+def test_a_cut_document_is_seen_by_its_size(place, keep):
+    document = only(place, "manifests/**/*.*")
+    document.write_bytes(document.read_bytes()[:keep])
+    with ckptstore.open(place) as store:
+        (problem,) = store.verify("sizes").problems
+        assert "bytes in place of" in problem.detail and problem.affected == (f"main@{STEP}",)
+
+
 def test_a_missing_pack(place):
     pack = only(place, "packs/*/*.pack")
     pack.unlink()
