@@ -111,7 +111,7 @@ _MOMENTS = st.one_of(
 _NUMPY_SCALARS = st.sampled_from(
     [
         *(np.float32(1.5), np.int64(3), np.uint8(255), np.bool_(True), np.complex64(1 - 2j), np.float16("nan")),
-        *(np.datetime64("2024-01-01"), np.datetime64("NaT"), np.timedelta64(3, "s"), np.longdouble(1) / 3),
+        *(np.datetime64("2024-01-01"), np.datetime64("NaT", "ns"), np.timedelta64(3, "s"), np.longdouble(1) / 3),
         *(
             np.str_("né"),
             np.str_(""),
