@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
+from ckptstore.errors import InvalidArgument
 from ckptstore.operations import address, gc, repair, verify
 from ckptstore.operations.address import Ref
 from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST, GcPlan, GcReport
@@ -18,6 +21,10 @@ class Keeping:
 
     def __init__(self, parts: ChunkStore, run: str) -> None:
         self._parts, self._run = parts, run
+
+    def __reduce__(self) -> NoReturn:
+        place = self._parts.storage.url
+        raise InvalidArgument(f"the open store {place} cannot be pickled or copied: open it where it is needed")
 
     def tag(self, name: str, step: Ref) -> None:
         """Give a commit a name in its run, taking the name from another. Tagged commits are never collected."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import re
 import sqlite3
 import subprocess
@@ -101,6 +103,12 @@ def test_globs_that_are_none(store, globs):
     for commit in (store.commit, store.commit_async):
         with pytest.raises(InvalidArgument, match=re.escape(f"replicated={globs!r}: give a glob of logical paths")):
             commit(state_of("main", 300), step=300, replicated=globs)
+
+
+@pytest.mark.parametrize("take_along", [pickle.dumps, copy.deepcopy])
+def test_a_store_that_is_taken_elsewhere_is_told_what_to_do(store, take_along):
+    with pytest.raises(InvalidArgument, match="open it where it is needed"):
+        take_along(store)
 
 
 @pytest.mark.parametrize("step", [300, np.int32(300), torch.tensor(300), (1 << 63) - 1, 0])
