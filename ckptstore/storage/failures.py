@@ -67,6 +67,11 @@ def transient(error: BaseException) -> bool:
     return any(map(_is_transient, _causes(error)))
 
 
+def tells_gone_upload(error: BaseException) -> bool:
+    """Whether S3 says that there is no such upload in parts."""
+    return any(_code(cause) == _GONE_UPLOAD for cause in _causes(error))
+
+
 def without_password(url: str) -> str:
     """The URL as it may be shown."""
     return re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url)

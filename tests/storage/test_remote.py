@@ -22,6 +22,7 @@ from ckptstore.errors import (
 from ckptstore.storage import RangeRead, open_storage
 from ckptstore.storage.failures import without_password, write_error
 from ckptstore.storage.remote import FsspecStorage
+from ckptstore.testing.servers import s3_bucket, s3_server
 from ckptstore.testing.storage import keys, read
 
 
@@ -258,3 +259,9 @@ def test_secrets_are_not_told(url, options, monkeypatch):
     with pytest.raises(StorageError, match=r"no reply.*\*\*\*") as found:
         storage.get("key")
     assert "hunter2" not in f"{found.value}{storage!r}{storage.url}"
+
+
+def test_a_server_that_has_seen_no_upload_yet_is_swept_of_none():
+    with s3_server() as port:
+        bucket = s3_bucket(port)
+        assert FsspecStorage(bucket.below("store"), bucket.options).sweep_temporary(0) == 0
