@@ -53,9 +53,7 @@ def open_parts(
 ) -> ChunkStore:
     """The parts of the store at `url`, made if it is missing and `create` allows it; see `ckptstore.open`."""
     _check_settings(digest, chunk_bytes, compression)
-    if encrypt:
-        read_passphrase(key_file, os.fspath(url))  # before a folder is made for nothing
-    storage = open_storage(url, storage_options=storage_options, create=create)
+    storage = open_storage(url, storage_options=storage_options)
     config = _read_config(storage)
     if config is None and not create:
         raise _no_store(storage)
@@ -65,6 +63,10 @@ def open_parts(
     check_address(address)
     if config is None and key_file is not None and not encrypt:
         raise InvalidArgument(f"{storage.url} is no store yet: give encrypt=True beside key_file=, or leave both out")
+    if config is None:  # no folder is made before all that can be wrong was looked at
+        if encrypt:
+            read_passphrase(key_file, storage.url)
+        storage = open_storage(url, storage_options=storage_options, create=True)
     config = config or _found(storage, digest, chunk_bytes, encrypt=encrypt, key_file=key_file)
     version.check_features(config.requires_read, "read", storage.url)
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
