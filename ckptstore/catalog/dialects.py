@@ -24,6 +24,7 @@ from ckptstore.errors import (
     StorageFull,
     StorageReadOnly,
 )
+from ckptstore.patience import patiently
 
 _COMING_SECONDS = 3.0
 """How long who may only read waits for a writer's log that is just made or removed."""
@@ -206,14 +207,7 @@ def _disk_is_full(path: str) -> bool:
 
 def _connect_read_only(path: str) -> sqlite3.Connection:
     """A connection that changes nothing beside the file either."""
-    deadline = time.monotonic() + _COMING_SECONDS
-    while True:
-        try:
-            return _try_read_only(path)
-        except sqlite3.OperationalError as error:
-            if _code(error) not in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN} or time.monotonic() > deadline:
-                raise
-        time.sleep(0.01)
+    return patiently(lambda: _try_read_only(path), sqlite3.OperationalError, _COMING_SECONDS)
 
 
 def _try_read_only(path: str) -> sqlite3.Connection:

@@ -25,7 +25,7 @@ from ckptstore.state.optimizers import storages
 from ckptstore.state.tensors import TensorLeaf, as_tracked, plain_bytes
 from ckptstore.state.tree import Flat
 
-_IN_FLIGHT: dict[int, weakref.ref[JustInTime]] = {}
+_IN_FLIGHT: weakref.WeakValueDictionary[int, JustInTime] = weakref.WeakValueDictionary()
 
 
 class _State(Enum):
@@ -195,8 +195,7 @@ class JustInTime:
         self._settling = Lock()
         hook = _weak_hook(self)
         self._hooks = [optimizer.register_step_pre_hook(hook) for optimizer in owners]
-        number = id(self)
-        _IN_FLIGHT[number] = weakref.ref(self, lambda _: _IN_FLIGHT.pop(number, None))
+        _IN_FLIGHT[id(self)] = self
 
     def prepare(self) -> None:
         """Fault in the memory that copies may need: that of the last leaves first, which are mostly read last."""
@@ -266,9 +265,9 @@ def _weak_hook(just_in_time: JustInTime) -> Callable[[Optimizer, Any, Any], None
 
 
 def _before_any_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """What torch compiled is not looked at, since it would compile this too."""
+    """Not where torch compiles, since it would compile this too; the hooks of those who own something it does."""
     if not torch.compiler.is_compiling():
-        for found in list(_IN_FLIGHT.values()):
+        for found in _IN_FLIGHT.valuerefs():  # a list, whoever adds to it meanwhile
             there = found()
             if there is not None:
                 there.before_step_of_other(optimizer)
