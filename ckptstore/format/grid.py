@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import accumulate, pairwise, product
 from math import prod
 from typing import NamedTuple
 
@@ -78,6 +78,10 @@ class Grid:
     def sizes(self, itemsize: int) -> list[int]:
         """The length in bytes of every chunk."""
         return [count * itemsize for count in self._elements]
+
+    def spans(self, itemsize: int) -> list[tuple[int, int]]:
+        """First byte and one past the last of every chunk, of one behind the other: see `is_consecutive`."""
+        return list(pairwise(accumulate(self.sizes(itemsize), initial=0)))
 
     @cached_property
     def _elements(self) -> list[int]:

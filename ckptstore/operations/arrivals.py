@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, pairwise
 
 from ckptstore.chunkstore import ChunkWriter
 from ckptstore.format.grid import Grid
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
-from ckptstore.state.prints import Span
 
 Arrival = tuple[int, memoryview, bool]
 """The number of a chunk, its bytes, and whether these are a copy for us alone."""
@@ -19,7 +17,7 @@ class Arrivals:
 
     def __init__(self, writer: ChunkWriter, leaves: Mapping[str, tuple[DeviceLeaf, Grid]]) -> None:
         self._leaves = {path: leaf for path, (leaf, _) in leaves.items()}
-        self._spans = {path: _spans(leaf, grid) for path, (leaf, grid) in leaves.items()}
+        self._spans = {path: grid.spans(leaf.itemsize) for path, (leaf, grid) in leaves.items()}
         known = {path: [leaf.digests.get(span) for span in self._spans[path]] for path, leaf in self._leaves.items()}
         told = [digest for digests in known.values() for digest in digests if digest is not None]
         held = writer.rely_on(told)
@@ -46,7 +44,3 @@ class Arrivals:
             rest = iter(written[path])
             written[path] = [next(rest) if digest is None else digest for digest in known]
             self._leaves[path].digests.update(zip(self._spans[path], written[path], strict=True))
-
-
-def _spans(leaf: DeviceLeaf, grid: Grid) -> list[Span]:
-    return list(pairwise(accumulate(grid.sizes(leaf.itemsize), initial=0)))

@@ -68,18 +68,17 @@ class Background:
 
         def landed() -> Flat:
             self.land()
-            return wish.flatten()
+            return self._own_stager().look(wish.flatten())
 
         refuse_at_exit()
         ranks = Ranks(*seat(group), group)
         if ranks.count > 1:
             return commit_together(self._chunks, ranks, replace(wish, flatten=landed))
         self.land()  # before the parent is looked up
-        draft, flat = wish.draft(), wish.flatten()
+        draft, flat = wish.draft(), self._own_stager().look(wish.flatten())
         if flat.sharded:
             return commit_together(self._chunks, ranks, replace(wish, flatten=lambda: flat, draft=lambda: draft))
-        looked = self._own_stager().look(flat)
-        return commit(self._chunks, looked, draft, meter(progress, "commit", looked.nbytes))
+        return commit(self._chunks, flat, draft, meter(progress, "commit", flat.nbytes))
 
     def launch(self, wish: Wish, group: Group | None, *, just_in_time: bool, when_busy: WhenBusy) -> CommitHandle:
         """Stage a state and commit it in a thread: on all ranks of the group, or on none.

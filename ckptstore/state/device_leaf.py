@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ckptstore.format.grid import Index
 from ckptstore.state.lanes import Lane, Mark
 from ckptstore.state.prints import Span
 from ckptstore.state.shadows import Shadow
@@ -39,8 +42,37 @@ class DeviceLeaf(TensorLeaf):
     def place(self) -> Hashable:
         return self.live
 
-    def row_major(self) -> memoryview:
-        return next(bring_all([(self, (0, self.nbytes))]))
+    def box(self, start: Index, stop: Index) -> memoryview:
+        hull = self._hull(start, stop)
+        if hull[0] == hull[1]:
+            return memoryview(b"")
+        content = next(bring_all([(self, hull)]))
+        if len(content) == self._size(start, stop):
+            return content
+        region = np.ndarray(_extents(start, stop), f"V{self.itemsize}", content, strides=self._strides())
+        return np.ascontiguousarray(region).reshape(-1).view(np.uint8).data
+
+    def span(self, start: Index, stop: Index) -> Span | None:
+        """The range of its bytes that is a box, if one is."""
+        first, last = self._hull(start, stop)
+        return (first, last) if last - first == self._size(start, stop) else None
+
+    def _hull(self, start: Index, stop: Index) -> Span:
+        """The smallest range of its bytes that has a box in it."""
+        if not self._size(start, stop):
+            return 0, 0
+        first, last = (
+            sum(at * stride for at, stride in zip(corner, self._strides(), strict=True))
+            for corner in (start, [high - 1 for high in stop])
+        )
+        return first, last + self.itemsize
+
+    def _size(self, start: Index, stop: Index) -> int:
+        return prod(_extents(start, stop)) * self.itemsize
+
+    def _strides(self) -> Index:
+        """Of its bytes, which are row-major whatever the form is."""
+        return tuple(prod(self.shape[dim + 1 :]) * self.itemsize for dim in range(len(self.shape)))
 
     def bring(self, span: Span) -> tuple[Tensor, Mark]:
         """A range of bytes, in memory of the host once the mark has come."""
@@ -78,6 +110,10 @@ def copy_bytes(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy each second one to its first one; nothing waits."""
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
+
+
+def _extents(start: Index, stop: Index) -> Index:
+    return tuple(high - low for low, high in zip(start, stop, strict=True))
 
 
 def _form(tensor: Tensor) -> tuple[object, ...]:

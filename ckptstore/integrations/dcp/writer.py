@@ -12,12 +12,13 @@ from math import prod
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ckptstore.errors import InvalidArgument
+from ckptstore.errors import InvalidArgument, StateError, UnsupportedLeaf
 from ckptstore.format.manifest import Value
 from ckptstore.integrations.dcp.manifests import manifest_of
 from ckptstore.integrations.dcp.names import logical_path, merged_keys
@@ -31,6 +32,8 @@ from ckptstore.operations.ranks.ranks import Ranks, packed, unpacked
 from ckptstore.operations.ranks.reports import Report
 from ckptstore.operations.ranks.share import Held, write_share
 from ckptstore.operations.ranks.shares import Shard
+from ckptstore.state.composites import is_dense
+from ckptstore.state.tensors import TensorLeaf, on_host
 from ckptstore.store import Store
 
 
@@ -183,7 +186,21 @@ def _part(item: WriteItem, planner: SavePlanner) -> Part:
     start, dtype = tuple(form.chunk.offsets), form.properties.dtype
     stop = tuple(low + extent for low, extent in zip(start, form.chunk.sizes, strict=True))
     shard = Shard(item.index.fqn, dtype.itemsize, tuple(form.size), start, stop)
-    return Part(shard, dtype, partial(planner.resolve_data, item))  # type: ignore[arg-type] # a tensor, by the item's type
+    return Part(shard, dtype, partial(_resolved, item, planner))
+
+
+def _resolved(item: WriteItem, planner: SavePlanner) -> TensorLeaf:
+    """Raises StateError when its tensor is not what was planned, UnsupportedLeaf for one that is not dense."""
+    form, path, found = item.tensor_data, item.index.fqn, planner.resolve_data(item)
+    assert form is not None
+    assert isinstance(found, Tensor)
+    if not is_dense(found):
+        raise UnsupportedLeaf(path, f"a tensor of layout {found.layout}", "save its dense parts")
+    sizes, dtype = list(form.chunk.sizes), form.properties.dtype
+    if list(found.shape) != sizes or found.dtype != dtype:
+        there = f"{found.dtype} of {list(found.shape)}"
+        raise StateError(f"{path!r}: {dtype} of shape {sizes} was planned, but there is {there}")
+    return TensorLeaf(on_host(found))
 
 
 def _logical_paths(plan: SavePlan) -> dict[str, str]:

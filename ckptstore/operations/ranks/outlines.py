@@ -9,20 +9,19 @@ from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 import msgspec
-import numpy as np
 import torch
 from msgspec.structs import replace
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.format.digests import Buffer
-from ckptstore.format.grid import default_chunk_shape
+from ckptstore.format.grid import default_chunk_shape, grid_of
 from ckptstore.format.manifest import Container, TensorEntry, Value
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.operations.ranks.shares import Shard
-from ckptstore.state.device_leaf import DeviceLeaf
+from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.paths import join
 from ckptstore.state.shards import Region, is_keeper, regions_of
-from ckptstore.state.tensors import Array, TensorLeaf
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
 T = TypeVar("T")
@@ -113,7 +112,7 @@ class RankState:
             parameter=leaf.parameter,
         )
         if whole is None:
-            return Leaf(form, leaf.nbytes, self._digest(path, leaf.row_major))
+            return Leaf(form, leaf.nbytes, self._digest(path, lambda: self._content(leaf, form)))
         tracked = replace(
             form, order=None, requires_grad=whole.requires_grad, parameter=isinstance(whole, torch.nn.Parameter)
         )
@@ -123,19 +122,31 @@ class RankState:
         same = path in self._flat.replicated
         return Undigested.REPLICATED if same else self._chunks.digest.compute(content())
 
+    def _content(self, leaf: TensorLeaf, form: TensorEntry) -> bytes:
+        """The digests of its chunks. Of one on a device, chunks come to the host of which that is not known yet."""
+        compute = self._chunks.digest.compute
+        spans = grid_of(form.shape, form.chunk_shape).spans(form.itemsize)
+        if not isinstance(leaf, DeviceLeaf):
+            data = leaf.row_major()
+            return b"".join(compute(data[slice(*span)]) for span in spans)
+        missing = [span for span in spans if span not in leaf.digests]
+        brought = bring_all((leaf, span) for span in missing)
+        leaf.digests.update((span, compute(data)) for span, data in zip(missing, brought, strict=True))
+        return b"".join(leaf.digests[span] for span in spans)
+
     def _shards(self) -> Iterator[Part]:
         for path, whole in self._flat.sharded.items():
             leaf = self._flat.leaves[path]
             for region in self._regions[path] if is_keeper(whole, path) else ():
                 shard = Shard(path, leaf.itemsize, tuple(whole.shape), region.start, region.stop)
-                yield Part(shard, whole.dtype, partial(_piece, region, leaf))
+                yield Part(shard, whole.dtype, partial(_itself, leaf), region.local)
 
     def _tensors(self, assigned: Assignment) -> Iterator[Part]:
         for path, leaf in self._flat.leaves.items():
             place = self._place(path, assigned)
             if isinstance(leaf, TensorLeaf) and path not in self._flat.sharded and place is not None:
                 shard = Shard(place, leaf.itemsize, leaf.shape, (0,) * len(leaf.shape), leaf.shape)
-                yield Part(shard, leaf.tensor.dtype, partial(_array, leaf))
+                yield Part(shard, leaf.tensor.dtype, partial(_itself, leaf))
 
     def _place(self, path: str, assigned: Assignment) -> str | None:
         """Where this rank is to write a leaf, if it is."""
@@ -169,15 +180,5 @@ def root_of(path: str, roots: Collection[str]) -> str:
     return path
 
 
-def _piece(region: Region, leaf: TensorLeaf) -> Array:
-    array = _array(leaf)
-    assert isinstance(array, torch.Tensor)
-    return region.of(array)
-
-
-def _array(leaf: TensorLeaf) -> Array:
-    """Its array, or a copy in memory of the host where it is set apart on a device."""
-    if not isinstance(leaf, DeviceLeaf):
-        return leaf.tensor
-    content = torch.from_numpy(np.frombuffer(leaf.row_major(), np.uint8))
-    return content.view(leaf.tensor.dtype).view(leaf.shape)
+def _itself(leaf: TensorLeaf) -> TensorLeaf:
+    return leaf

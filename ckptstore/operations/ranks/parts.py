@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from ckptstore.chunkstore import Piece
-from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry
 from ckptstore.operations.ranks.shares import Shard, volume
-from ckptstore.state.composites import is_dense
+from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.dtypes import dtype_name, number_form
-from ckptstore.state.tensors import Array, chunk_bytes, on_host
+from ckptstore.state.prints import Span
+from ckptstore.state.tensors import TensorLeaf
+
+
+class Content(Protocol):
+    """The bytes of a chunk."""
+
+    def known(self) -> bytes | None:
+        """Their digest, where that can be told without a look at them."""
+
+    def learn(self, digest: bytes) -> None:
+        """Tell it the next time."""
+
+    def piece(self) -> Piece:
+        """Bring them."""
 
 
 class Unit(NamedTuple):
@@ -32,32 +44,59 @@ class Unit(NamedTuple):
     size: int
     inline: bool
     entry: TensorEntry | None
-    piece: Callable[[], Piece]
+    content: Content
 
 
-def ready(piece: Piece) -> Piece:
-    """For a `Unit` whose bytes are there already."""
-    return piece
+class Ready(NamedTuple):
+    """Bytes that are there already."""
+
+    there: Piece
+
+    def known(self) -> bytes | None:
+        return None
+
+    def learn(self, digest: bytes) -> None:
+        pass
+
+    def piece(self) -> Piece:
+        return self.there
 
 
 @dataclass(slots=True)
 class Part:
-    """A shard of a tensor, and how to get at its elements, which is asked for once."""
+    """A shard of a tensor, and how to get at the leaf that has its elements, which is asked for once.
+
+    The shard begins at `local` in that, by default at its first element.
+    """
 
     shard: Shard
     dtype: torch.dtype | np.dtype[Any]
-    resolve: Callable[[], Array]
-    _array: Array | None = field(default=None, init=False)
+    resolve: Callable[[], TensorLeaf]
+    local: Index | None = None
+    _leaf: TensorLeaf | None = field(default=None, init=False)
 
     @property
     def is_inline(self) -> bool:
         """Whether the whole tensor stands in the manifest."""
         return prod(self.shard.shape) * self.shard.itemsize <= INLINE_TENSOR
 
+    @property
+    def leaf(self) -> TensorLeaf:
+        """See `resolve`."""
+        if self._leaf is None:
+            self._leaf = self.resolve()
+        return self._leaf
+
     def box(self, start: Index, stop: Index) -> memoryview:
         """The row-major bytes of a box of the whole tensor."""
-        low, high = ([at - first for at, first in zip(box, self.shard.start, strict=True)] for box in (start, stop))
-        return chunk_bytes(self._elements(), tuple(low), tuple(high))
+        return self.leaf.box(*self.within(start, stop))
+
+    def within(self, start: Index, stop: Index) -> tuple[Index, Index]:
+        """Where a box of the whole tensor is in the leaf."""
+        local = self.local or (0,) * len(start)
+        moved = [at - first for at, first in zip(local, self.shard.start, strict=True)]
+        low, high = (tuple(at + by for at, by in zip(corner, moved, strict=True)) for corner in (start, stop))
+        return low, high
 
     def units(self, grid: Grid) -> Iterator[Unit]:
         """The chunks that lie within the shard."""
@@ -65,7 +104,7 @@ class Part:
         for number in self.shard.whole_chunks(grid):
             start, stop = grid.box(number)
             size = volume(start, stop) * self.shard.itemsize
-            yield Unit(self.shard.path, number, size, self.is_inline, entry, partial(self._piece, start, stop))
+            yield Unit(self.shard.path, number, size, self.is_inline, entry, _Box(self, start, stop))
 
     def entry(self, grid: Grid) -> TensorEntry:
         """Of the whole tensor, as yet without chunks."""
@@ -73,18 +112,27 @@ class Part:
         library: Literal["torch", "numpy"] = "torch" if isinstance(self.dtype, torch.dtype) else "numpy"
         return TensorEntry(library, dtype_name(self.dtype), itemsize, shape, grid.chunk_shape)
 
-    def _piece(self, start: Index, stop: Index) -> Piece:
-        return Piece(self.box(start, stop), copied=True, form=number_form(self.dtype))
 
-    def _elements(self) -> Array:
-        """Raises StateError when they are not what was planned."""
-        if self._array is None:
-            found, path = self.resolve(), self.shard.path
-            shape = tuple(high - low for low, high in zip(self.shard.start, self.shard.stop, strict=True))
-            if isinstance(found, torch.Tensor) and not is_dense(found):
-                raise UnsupportedLeaf(path, f"a tensor of layout {found.layout}", "save its dense parts")
-            if tuple(found.shape) != shape or found.dtype != self.dtype:
-                planned = f"{self.dtype} of shape {list(shape)}"
-                raise StateError(f"{path!r}: {planned} was planned, but there is {found.dtype} of {list(found.shape)}")
-            self._array = on_host(found)
-        return self._array
+class _Box(NamedTuple):
+    """A chunk that lies within a part."""
+
+    part: Part
+    start: Index
+    stop: Index
+
+    def known(self) -> bytes | None:
+        names, span = self._names()
+        return names.get(span)
+
+    def learn(self, digest: bytes) -> None:
+        names, span = self._names()
+        names[span] = digest
+
+    def piece(self) -> Piece:
+        return Piece(self.part.box(self.start, self.stop), copied=True, form=number_form(self.part.dtype))
+
+    def _names(self) -> tuple[dict[Span, bytes], Span]:
+        """Where what is known stands, and which range of bytes this is; what others than devices learn is forgotten."""
+        leaf = self.part.leaf
+        span = leaf.span(*self.part.within(self.start, self.stop)) if isinstance(leaf, DeviceLeaf) else None
+        return ({}, (0, 0)) if span is None or not isinstance(leaf, DeviceLeaf) else (leaf.digests, span)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -20,7 +20,7 @@ from ckptstore.operations.lineage import Lineage, StoredLineage
 from ckptstore.operations.publish import discard
 from ckptstore.operations.ranks.gathering import Gathering
 from ckptstore.operations.ranks.granted import Granted
-from ckptstore.operations.ranks.parts import Part, Unit, ready
+from ckptstore.operations.ranks.parts import Part, Ready, Unit
 from ckptstore.operations.ranks.ranks import Ranks
 from ckptstore.operations.ranks.reports import Ask, Dealt, Grant, Opening, Report
 from ckptstore.operations.ranks.trades import Trades
@@ -47,6 +47,14 @@ class Held:
     parts: Sequence[Part]
     values: Callable[[], Mapping[str, Value]]
     logical_paths: Mapping[str, str]
+
+
+class _Asked(NamedTuple):
+    """A chunk that the coordinator was asked for; its bytes, unless they stayed where they are."""
+
+    unit: Unit
+    digest: bytes
+    piece: Piece | None
 
 
 def write_share(ranks: Ranks, gathering: Gathering | None, held: Held) -> Report:
@@ -89,7 +97,7 @@ class _Share:
         self.lineage: Lineage
         self.windows: Iterator[Sequence[Unit]] = iter(())
         self.grant = Grant()
-        self._asked: list[tuple[bytes, Piece]] = []
+        self._asked: list[_Asked] = []
         self._chunks: dict[str, dict[int, bytes]] = defaultdict(dict)
         self._inline: dict[str, bytes] = {}
         self._values: dict[str, tuple[Value, int]] = {}
@@ -112,15 +120,12 @@ class _Share:
     def ask(self, writer: ChunkWriter, units: Iterable[Unit]) -> Ask:
         """After storing what was granted of the chunks before."""
         self._store(writer)
-        told = [(unit, self._piece(unit)) for unit in units]
-        self._inline.update({unit.path: bytes(piece.data) for unit, piece in told if unit.inline})
-        told = [(unit, piece) for unit, piece in told if not unit.inline]
-        digests = writer.digests([piece for _, piece in told])
-        for (unit, _), digest in zip(told, digests, strict=True):
+        self._asked = self._looked(writer, [unit for unit in units if not self._took_inline(unit)])
+        for unit, digest, _ in self._asked:
             self._chunks[unit.path][unit.number] = digest
-        self._asked = [(digest, piece) for digest, (_, piece) in zip(digests, told, strict=True)]
+        digests = b"".join(asked.digest for asked in self._asked)
         names = len(self._granted.names) if self._granted else 0
-        return Ask(b"".join(digests), [unit.size for unit, _ in told], self._bases(writer), names)
+        return Ask(digests, [asked.unit.size for asked in self._asked], self._bases(writer), names)
 
     def finish(self, writer: ChunkWriter) -> None:
         self._store(writer)
@@ -142,21 +147,36 @@ class _Share:
             self._values[path] = None, len(encoded)
             for number, at in enumerate(range(0, len(encoded), most)):
                 piece = Piece(memoryview(encoded)[at : at + most], copied=False)
-                yield Unit(path, number, len(piece.data), inline=False, entry=None, piece=partial(ready, piece))
+                yield Unit(path, number, len(piece.data), inline=False, entry=None, content=Ready(piece))
+
+    def _took_inline(self, unit: Unit) -> bool:
+        if unit.inline:
+            self._inline[unit.path] = bytes(unit.content.piece().data)
+        return unit.inline
+
+    def _looked(self, writer: ChunkWriter, units: Sequence[Unit]) -> list[_Asked]:
+        """With their digests; what is known of devices stays there."""
+        known = [unit.content.known() for unit in units]
+        pieces = [self._piece(unit) if digest is None else None for unit, digest in zip(units, known, strict=True)]
+        found = iter(writer.digests([piece for piece in pieces if piece is not None]))
+        digests = [next(found) if digest is None else digest for digest in known]
+        for unit, digest in zip(units, digests, strict=True):
+            unit.content.learn(digest)
+        return [_Asked(*asked) for asked in zip(units, digests, pieces, strict=True)]
 
     def _piece(self, unit: Unit) -> Piece:
-        piece = unit.piece()
+        return unit.content.piece()._replace(base=partial(self._base, unit))
+
+    def _base(self, unit: Unit) -> bytes:
         if unit.entry is None:
-            return piece
-        return piece._replace(
-            base=partial(self.lineage.base, self._held.logical_paths[unit.path], unit.entry, unit.number)
-        )
+            return b""
+        return self.lineage.base(self._held.logical_paths[unit.path], unit.entry, unit.number)
 
     def _bases(self, writer: ChunkWriter) -> dict[int, bytes]:
         """What the coordinator has to look up for this rank's chunks."""
         if self._granted is None or writer.effort() != "best":
             return {}
-        bases = ((place, digest, piece.base()) for place, (digest, piece) in enumerate(self._asked))
+        bases = ((place, asked.digest, self._base(asked.unit)) for place, asked in enumerate(self._asked))
         return {place: base for place, digest, base in bases if base not in {b"", digest}}
 
     def _store(self, writer: ChunkWriter) -> None:
@@ -165,4 +185,5 @@ class _Share:
         if self._granted is not None:
             self._granted.take(grant)
         if grant.wanted:
-            writer.store(dict(asked[place] for place in grant.wanted))
+            wanted = (asked[place] for place in grant.wanted)
+            writer.store({digest: piece or self._piece(unit) for unit, digest, piece in wanted})

@@ -13,7 +13,7 @@ import torch
 from ckptstore.chunkstore import Piece
 from ckptstore.format.grid import Division, Grid, Index
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.operations.ranks.parts import Part, Unit, ready
+from ckptstore.operations.ranks.parts import Part, Ready, Unit
 from ckptstore.operations.ranks.ranks import Ranks
 from ckptstore.operations.ranks.shares import Deal, SharedChunk, overlap, volume
 from ckptstore.state.dtypes import number_form
@@ -91,9 +91,7 @@ class Trades:
         for assembly in self._assemblies[turn]:
             data = assembly.assembled(pieces)
             like, piece = assembly.like, Piece(data, copied=True, form=number_form(assembly.like.dtype))
-            yield Unit(
-                like.shard.path, assembly.number, len(data), like.is_inline, assembly.entry, partial(ready, piece)
-            )
+            yield Unit(like.shard.path, assembly.number, len(data), like.is_inline, assembly.entry, Ready(piece))
 
     def _give(self, chunk: SharedChunk, chunk_box: Box, held: Sequence[Part]) -> None:
         for part in held:
