@@ -30,6 +30,10 @@ class Background(ABC):
         """Begin a save; the last one is finished."""
 
     @abstractmethod
+    def is_busy(self) -> bool:
+        """Whether the last save is not on disk yet."""
+
+    @abstractmethod
     def finish(self) -> None:
         """Wait until the last save is on disk."""
 
@@ -58,6 +62,9 @@ class Own(Background):
         self._step += 1
         state = {"model": self.trained.model, "optimizer": self.trained.optimizer}
         self._handle = self._store.commit_async(state, step=self._step, just_in_time=self.just_in_time)
+
+    def is_busy(self) -> bool:
+        return self._handle is not None and not self._handle.done()
 
     def finish(self) -> None:
         if self._handle is not None:
@@ -100,10 +107,16 @@ class DcpAtOnce(Background):
         writer = FileSystemWriter(self.folder, sync_files=True)
         self._saved = async_save(self.trained.tensors(), storage_writer=writer, async_stager=self._stager, no_dist=True)
 
+    def is_busy(self) -> bool:
+        return self._saved is not None and not self._upload().done()
+
     def finish(self) -> None:
         if self._saved is not None:
-            getattr(self._saved, "upload_completion", self._saved).result()
+            self._upload().result()
             sync(self.folder)
+
+    def _upload(self) -> Any:
+        return getattr(self._saved, "upload_completion", self._saved)
 
     def load(self, into: Tensors) -> None:
         Dcp().load(into, self.folder)

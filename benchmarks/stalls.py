@@ -3,8 +3,9 @@
     python -m benchmarks.stalls [--mib 2048] [--runs 5] [--steps 20] [--folder FOLDER] [--only ROWS]
         [--json FILE] [--markdown FILE]
 
-The first rows tell for how long the call blocks when no other save is in flight. Lost is how much longer a loop of
-training that saves every tenth step takes for each of its saves, the last one finished, than the same loop without.
+The first rows tell for how long the call blocks when no other save is in flight. Lost is how much longer the steps of
+training take in which a save is begun or in flight, in a loop that saves every tenth step, than others of that loop;
+by whole loops, how much longer the loop takes for each of its saves than the same loop without.
 Every save ends on disk. In the first run each races with a step of training, is loaded and compared. Ends with status 1
 when other bits came back.
 """
@@ -16,7 +17,9 @@ import os
 import tempfile
 import time
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from benchmarks.background import BACKGROUND, Background
 from benchmarks.figures import STALLS
@@ -84,28 +87,50 @@ def measure_lost(samples: Samples, trained: Trained, run: int, arguments: argpar
     for tool in tools:
         _save_and_finish(tool)  # the memory is there from here on
     bare = f"{arguments.steps} steps without saves"
-    times: dict[Background | None, float] = {}
+    loops: dict[Background | None, Loop] = {}
     for using in rotated([None, *tools], run):
         os.sync()
-        times[using] = _loop(trained, using, arguments.steps)
-    samples.add(bare, BACKGROUND[0].name, times[None])
+        loops[using] = _loop(trained, using, arguments.steps)
+    samples.add(bare, BACKGROUND[0].name, sum(loops[None].idle))
+    saves = -(-arguments.steps // EVERY)
     for tool in tools:
-        saves = -(-arguments.steps // EVERY)
-        samples.add("lost to a save", tool.name, (times[tool] - times[None]) / saves)
+        samples.add("lost to a save", tool.name, loops[tool].lost(loops[None]) / saves)
+    for tool in tools:
+        samples.add("lost, by whole loops", tool.name, (loops[tool].seconds - loops[None].seconds) / saves)
         tool.close()
 
 
-def _loop(trained: Trained, tool: Background | None, steps: int) -> float:
-    """Seconds for some steps of training, with saves, until the last of these is on disk."""
-    start = time.perf_counter()
+@dataclass
+class Loop:
+    """Seconds of each step of a loop of training: those with a save begun or in flight, and the others."""
+
+    busy: list[float] = field(default_factory=list)
+    idle: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps."""
+        return sum(self.busy) + sum(self.idle)
+
+    def lost(self, bare: Loop) -> float:
+        """How much longer busy steps took than others of this loop, or of a `bare` one where all are busy."""
+        return sum(self.busy) - len(self.busy) * median(self.idle or bare.idle)
+
+
+def _loop(trained: Trained, tool: Background | None, steps: int) -> Loop:
+    """Some steps of training, with saves, until the last of these is on disk."""
+    loop = Loop()
     for step in range(steps):
+        start, is_busy = time.perf_counter(), tool is not None and tool.is_busy()
         if tool and step % EVERY == 0:
             tool.finish()
             tool.save()
+            is_busy = True
         trained.train()
-    if tool:
-        tool.finish()
-    return time.perf_counter() - start
+        if tool and step == steps - 1:
+            tool.finish()
+        (loop.busy if is_busy else loop.idle).append(time.perf_counter() - start)
+    return loop
 
 
 MEASURES = {"blocked": measure_blocked, "lost": measure_lost}

@@ -32,5 +32,5 @@ def test_a_box_is_what_it_is_on_the_host(box, dtype, turned):
     expected = chunk_bytes(tensor, start, stop)
     assert found == expected
     assert span is None or all_of_it[slice(*span)] == expected
-    places = torch.arange(tensor.numel()).view(shape)[(*map(slice, start, stop), ...)].flatten()
+    places = torch.arange(tensor.numel()).view(shape)[tuple(map(slice, start, stop))].flatten()
     assert (span is not None) == bool((places.diff() == 1).all())
