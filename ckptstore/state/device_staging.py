@@ -105,7 +105,7 @@ class _LaneStager:
         if apart:
             self._copied = None  # until they hold what they shall
             shadows, fresh = self._shadows.take(look.sizes)
-        self._forms = {path: form_of(tensor, self._forms.get(path)) for path, tensor in tensors.items()}
+        forms = self._forms = {path: form_of(tensor, self._forms.get(path)) for path, tensor in tensors.items()}
         places = {path: same_place(tensor) for path, tensor in tensors.items()}
         now = look.prints()  # the device took its time for them meanwhile
         digests = self._known(now)
@@ -116,7 +116,7 @@ class _LaneStager:
             shadows = _live(look.rows)
         ready = self._lane.mark()
         return {
-            path: DeviceLeaf(self._forms[path], shadows[path], ready, self._lane, places[path], digests[path])
+            path: DeviceLeaf(forms[path], shadows[path], ready, self._lane, places[path], digests[path])
             for path in tensors
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 import ckptstore
 from ckptstore import BudgetTooSmall, CorruptData, KeepLast
+from ckptstore.state.device_staging import _Look
 from ckptstore.state.tensors import allocate, finish
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.lanes import FakeDevices, FakeLane
@@ -112,6 +115,24 @@ def test_what_did_not_change_does_not_cross(store, room, how):
         assert CHUNK // 4 < made.new_bytes < CHUNK
         assert crossed in {FINGERPRINTS, FINGERPRINTS + 4 * COUNT - 4 * CHUNK}
         assert_same(store.checkout(2)["x"], tensor)
+
+
+def test_commits_of_several_threads_do_not_meet(store, monkeypatch):
+    meeting, prints = threading.Barrier(2), _Look.prints
+
+    def prints_of_both(look):
+        meeting.wait()
+        return prints(look)
+
+    def commit(number):
+        store.commit({"x": states[number]}, step=number)
+
+    monkeypatch.setattr(_Look, "prints", prints_of_both)
+    with FakeDevices() as devices, ThreadPoolExecutor(2) as threads:
+        states = [devices.put(numbers()), devices.put(torch.arange(COUNT, dtype=torch.int32).view(1, -1))]
+        list(threads.map(commit, range(2)))
+    for number, state in enumerate(states):
+        assert_same(store.checkout(number)["x"], state)
 
 
 @pytest.mark.parametrize("room", ROOMS)

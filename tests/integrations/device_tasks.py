@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import ckptstore
+from ckptstore.operations.ranks import share
 from ckptstore.testing.lanes import FakeDevices
 from tests.integrations.rank_child import drifting, laid_out, local, tensors
 
@@ -51,6 +52,24 @@ def commit_changes_on_devices(group, place, layout, how):
         dist.barrier(group)
         commit_next(3)
     return crossed
+
+
+@task
+def change_while_committing(group, place):
+    """What is the same on both ranks, after they were told so, and before one of them stores it."""
+    begin = share._Share.open
+    with ckptstore.open(place) as store, FakeDevices() as devices:
+        tensor = devices.put(torch.arange(4096.0))
+
+        def change_and_open(held):
+            tensor.fill_(7)
+            return begin(held)
+
+        share._Share.open = change_and_open  # type: ignore[method-assign]
+        try:
+            commit(store, "commit", {"x": tensor}, 0, group)
+        finally:
+            share._Share.open = begin  # type: ignore[method-assign]
 
 
 @task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ckptstore.state.fingerprints import SEGMENT, segments
 from tests.integrations.rank_child import CHUNK_BYTES, drifting
@@ -29,6 +30,16 @@ def test_what_did_not_change_does_not_cross(crew, store, layout, count, how):
     assert all(part <= of_rank[0] - prints <= 2 * part for of_rank in crossed)
     assert all(SEGMENT <= of_rank[2] - prints <= SEGMENT + CHUNK_BYTES for of_rank in crossed)
     assert sum(of_rank[3] - prints for of_rank in crossed) == WHOLE
+    assert store.verify().problems == ()
+
+
+def test_what_changes_too_early_is_not_stored_as_something_else(crew, store):
+    answers = crew.tell("change_while_committing", 2, place=store.url)
+    assert [answer["error"] for answer in answers] == ["StateError", "RankFailed"]
+    assert "'model/x' was changed while it was committed" in answers[0]["told"]
+    assert store.steps() == []
+    store.commit({"model": {"x": torch.arange(4096.0)}}, step=1)
+    assert store.checkout(1)["model"]["x"].equal(torch.arange(4096.0))
     assert store.verify().problems == ()
 
 

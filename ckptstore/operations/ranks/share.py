@@ -14,6 +14,7 @@ import msgspec
 from ckptstore.catalog.base import Catalog
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.grouping import groups
+from ckptstore.errors import StateError
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import INLINE_VALUE, Value
 from ckptstore.operations.lineage import Lineage, StoredLineage
@@ -185,5 +186,15 @@ class _Share:
         if self._granted is not None:
             self._granted.take(grant)
         if grant.wanted:
-            wanted = (asked[place] for place in grant.wanted)
-            writer.store({digest: piece or self._piece(unit) for unit, digest, piece in wanted})
+            wanted = [asked[place] for place in grant.wanted]
+            brought = self._brought(writer, [each for each in wanted if each.piece is None])
+            writer.store({each.digest: each.piece or brought[each.digest] for each in wanted})
+
+    def _brought(self, writer: ChunkWriter, late: Sequence[_Asked]) -> dict[bytes, Piece]:
+        """What had stayed where it is. Raises StateError unless it is what it was."""
+        pieces = [self._piece(asked.unit) for asked in late]
+        for asked, digest in zip(late, writer.digests(pieces), strict=True):
+            if digest != asked.digest:
+                path = asked.unit.path
+                raise StateError(f"{path!r} was changed while it was committed: let nobody, until commit() returns")
+        return {asked.digest: piece for asked, piece in zip(late, pieces, strict=True)}
