@@ -91,11 +91,10 @@ def measure_lost(samples: Samples, trained: Trained, run: int, arguments: argpar
     for using in rotated([None, *tools], run):
         os.sync()
         loops[using] = _loop(trained, using, arguments.steps)
-    samples.add(bare, BACKGROUND[0].name, sum(loops[None].idle))
+    samples.add(bare, BACKGROUND[0].name, loops[None].seconds)
     saves = -(-arguments.steps // EVERY)
     for tool in tools:
         samples.add("lost to a save", tool.name, loops[tool].lost(loops[None]) / saves)
-    for tool in tools:
         samples.add("lost, by whole loops", tool.name, (loops[tool].seconds - loops[None].seconds) / saves)
         tool.close()
 

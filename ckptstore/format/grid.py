@@ -16,6 +16,11 @@ from typing import NamedTuple
 Index = tuple[int, ...]
 
 
+def extents(start: Index, stop: Index) -> Index:
+    """Elements along each dim of a box."""
+    return tuple(high - low for low, high in zip(start, stop, strict=True))
+
+
 class Division(NamedTuple):
     """How a store divides arrays into chunks.
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckptstore.format.grid import Index
+from ckptstore.format.grid import Index, extents
 from ckptstore.state.lanes import Lane, Mark
 from ckptstore.state.prints import Span
 from ckptstore.state.shadows import Shadow
@@ -49,7 +49,7 @@ class DeviceLeaf(TensorLeaf):
         content = next(bring_all([(self, hull)]))
         if len(content) == self._size(start, stop):
             return content
-        region = np.ndarray(_extents(start, stop), f"V{self.itemsize}", content, strides=self._strides())
+        region = np.ndarray(extents(start, stop), f"V{self.itemsize}", content, strides=self._strides())
         return np.ascontiguousarray(region).reshape(-1).view(np.uint8).data
 
     def span(self, start: Index, stop: Index) -> Span | None:
@@ -68,7 +68,7 @@ class DeviceLeaf(TensorLeaf):
         return first, last + self.itemsize
 
     def _size(self, start: Index, stop: Index) -> int:
-        return prod(_extents(start, stop)) * self.itemsize
+        return prod(extents(start, stop)) * self.itemsize
 
     def _strides(self) -> Index:
         """Of its bytes, which are row-major whatever the form is."""
@@ -110,10 +110,6 @@ def copy_bytes(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy each second one to its first one; nothing waits."""
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
-
-
-def _extents(start: Index, stop: Index) -> Index:
-    return tuple(high - low for low, high in zip(start, stop, strict=True))
 
 
 def _form(tensor: Tensor) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 import torch
 
 from ckptstore.errors import StateError, UnsupportedLeaf
-from ckptstore.format.grid import Index
+from ckptstore.format.grid import Index, extents
 from ckptstore.format.selection import Selection
 from ckptstore.state.tensors import as_tracked
 
@@ -34,8 +34,8 @@ class Region(NamedTuple):
 
     def of(self, part: torch.Tensor) -> torch.Tensor:
         """Its elements, as a view."""
-        extents = [high - low for low, high in zip(self.start, self.stop, strict=True)]
-        return part[tuple(slice(at, at + extent) for at, extent in zip(self.local, extents, strict=True))]
+        sizes = extents(self.start, self.stop)
+        return part[tuple(slice(at, at + size) for at, size in zip(self.local, sizes, strict=True))]
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
@@ -72,9 +72,9 @@ def regions_of(tensor: DTensor, path: str) -> list[Region]:
     if coordinate is None:
         return []
     held = [_held(tensor, dim, coordinate) for dim in range(tensor.ndim)]
-    extents = [len(places) for places in held]
-    if list(part.shape) != extents:
-        told = f"this process has {list(part.shape)} of it, where {extents} go by its placements"
+    shape = [len(places) for places in held]
+    if list(part.shape) != shape:
+        told = f"this process has {list(part.shape)} of it, where {shape} go by its placements"
         raise StateError(f"{path!r}, a DTensor of shape {list(tensor.shape)}: {told}")
     boxes = product(*map(_runs, held))
     return [Region(*_transposed(box)) for box in boxes] if prod(part.shape) else []

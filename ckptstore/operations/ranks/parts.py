@@ -134,5 +134,6 @@ class _Box(NamedTuple):
     def _names(self) -> tuple[dict[Span, bytes], Span]:
         """Where what is known stands, and which range of bytes this is; what others than devices learn is forgotten."""
         leaf = self.part.leaf
-        span = leaf.span(*self.part.within(self.start, self.stop)) if isinstance(leaf, DeviceLeaf) else None
-        return ({}, (0, 0)) if span is None or not isinstance(leaf, DeviceLeaf) else (leaf.digests, span)
+        if isinstance(leaf, DeviceLeaf) and (span := leaf.span(*self.part.within(self.start, self.stop))):
+            return leaf.digests, span
+        return {}, (0, 0)

@@ -196,5 +196,5 @@ class _Share:
         for asked, digest in zip(late, writer.digests(pieces), strict=True):
             if digest != asked.digest:
                 path = asked.unit.path
-                raise StateError(f"{path!r} was changed while it was committed: let nobody, until commit() returns")
+                raise StateError(f"{path!r} was changed while it was committed: change it when commit() has returned")
         return {asked.digest: piece for asked, piece in zip(late, pieces, strict=True)}

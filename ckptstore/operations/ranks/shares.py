@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from ckptstore.errors import StateError
-from ckptstore.format.grid import Division, Grid, Index, default_chunk_shape
+from ckptstore.format.grid import Division, Grid, Index, default_chunk_shape, extents
 
 _ROUND_BYTES = 64 << 20
 """About as much as a rank sends or gets at a time."""
@@ -75,7 +75,7 @@ class Deals(NamedTuple):
 
 def volume(start: Index, stop: Index) -> int:
     """Elements of a box."""
-    return prod(high - low for low, high in zip(start, stop, strict=True))
+    return prod(extents(start, stop))
 
 
 def overlap(start: Index, stop: Index, other_start: Index, other_stop: Index) -> tuple[Index, Index] | None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ckptstore.chunkstore import Piece
-from ckptstore.format.grid import Division, Grid, Index
+from ckptstore.format.grid import Division, Grid, Index, extents
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.operations.ranks.parts import Part, Ready, Unit
 from ckptstore.operations.ranks.ranks import Ranks
@@ -42,8 +42,7 @@ class _Assembly(NamedTuple):
 
     def assembled(self, arrived: Mapping[int, Iterator[memoryview]]) -> memoryview:
         start, stop = self.box
-        extent = [high - low for low, high in zip(start, stop, strict=True)]
-        whole = np.empty(extent, f"V{self.like.shard.itemsize}")
+        whole = np.empty(extents(start, stop), f"V{self.like.shard.itemsize}")
         for part, box in self.own:
             self._place(whole, box, part.box(*box))
         for rank, box, _ in self.others:
