@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         UnsupportedLeaf,
         WrongKey,
     )
-    from ckptstore.format.manifest import TensorEntry, ValueEntry
+    from ckptstore.format.manifest import Container, TensorEntry, ValueEntry
     from ckptstore.manager.manager import CheckpointManager
     from ckptstore.manager.saving import Moment, SaveAt, SaveEvery, SaveEverySeconds, SaveIf, SavePolicy
     from ckptstore.opening import change_key, rebuild_catalog
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from ckptstore.operations.rebuild import LeftOut, RebuildReport
     from ckptstore.operations.repair import RepairPlan, RepairReport
     from ckptstore.operations.retention import KeepBest, KeepEvery, KeepEverySeconds, KeepIf, KeepLast, Policy
+    from ckptstore.operations.structure import Restructured, Retied
     from ckptstore.operations.verify import VerifyReport
     from ckptstore.operations.view import ManifestView
     from ckptstore.state.stateful import RNGState, StateDict
@@ -90,6 +91,7 @@ __all__ = [
     "CommitHandle",
     "CommitInFlight",
     "Conflict",
+    "Container",
     "CorruptData",
     "Diff",
     "FormatError",
@@ -121,6 +123,8 @@ __all__ = [
     "RebuildReport",
     "RepairPlan",
     "RepairReport",
+    "Restructured",
+    "Retied",
     "Run",
     "RunNotFound",
     "SaveAt",
@@ -162,6 +166,7 @@ _ELSEWHERE = {
     "CheckpointManager": "manager.manager:CheckpointManager",
     "Commit": "catalog.base:CommitRecord",
     "CommitHandle": "operations.handles:CommitHandle",
+    "Container": "format.manifest:Container",
     "Diff": "operations.diff:Diff",
     "GcPlan": "operations.gc:GcPlan",
     "GcReport": "operations.gc:GcReport",
@@ -190,6 +195,8 @@ _ELSEWHERE = {
     "LeftOut": "operations.rebuild:LeftOut",
     "RepairPlan": "operations.repair:RepairPlan",
     "RepairReport": "operations.repair:RepairReport",
+    "Restructured": "operations.structure:Restructured",
+    "Retied": "operations.structure:Retied",
     "RebuildReport": "operations.rebuild:RebuildReport",
     "VerifyReport": "operations.verify:VerifyReport",
     "change_key": "opening:change_key",

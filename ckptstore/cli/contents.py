@@ -14,10 +14,12 @@ from ckptstore.cli.table import Column, cropped
 if TYPE_CHECKING:
     from ckptstore.format.manifest import Entry
     from ckptstore.operations.diff import Change, Diff
+    from ckptstore.operations.structure import Restructured, Retied
     from ckptstore.operations.view import ManifestView
 
 _PREVIEW = 60
 _MARKS = {"added": "A", "removed": "R", "moved": "M", "changed": "C"}
+_ROOT = "(the state)"
 
 _LS = (
     Column("PATH", fold=True),
@@ -52,21 +54,17 @@ def ls(place: Place, *, step: str, glob: tuple[str, ...], as_json: bool) -> None
     require_matches([*view.manifest.entries, *view.manifest.containers], glob, view.name)
     leaves = chosen(view.manifest.entries, glob or None)
     if as_json:
-        tied = _tied(view)
+        tied = view.manifest.tied
         print_json([{"path": path, **entry_json(entry), "tied_to": tied.get(path)} for path, entry in leaves.items()])
     else:
         print_table(_LS, _ls_rows(view, leaves))
-
-
-def _tied(view: ManifestView) -> dict[str, str]:
-    return {path: group[0] for group in view.manifest.aliases for path in group[1:]}
 
 
 def _ls_rows(view: ManifestView, leaves: dict[str, Entry]) -> list[list[str]]:
     from ckptstore.cli.records import dtype, preview, shape
     from ckptstore.format.manifest import entry_bytes
 
-    notes = {path: f"tied to {text.clean(first)}" for path, first in _tied(view).items()}
+    notes = {path: f"tied to {text.clean(first)}" for path, first in view.manifest.tied.items()}
     return [
         [
             text.clean(path),
@@ -88,20 +86,25 @@ def _ls_rows(view: ManifestView, leaves: dict[str, Entry]) -> list[list[str]]:
 def diff(place: Place, *, old: str, new: str, values: bool, summary: bool, as_json: bool) -> None:
     """Tell what changed from the step OLD to the step NEW.
 
-    The marks are A added, R removed, M moved, C changed. CHANGED counts the bytes of the chunks that differ.
+    The marks are A added, R removed, M moved, C changed, S a container that is another, T a leaf that is tied to
+    another. CHANGED counts the bytes of the chunks that differ.
     """
     with place.open() as store, progress_bar() as progress:
         found = store.diff(old, new, values=values, progress=progress)
     if as_json:
         print_json(_diff_json(found, summary=summary))
         return
-    if found.changes and not summary:
+    rows = [*map(_diff_row, found.changes), *map(_container_row, found.restructured), *map(_tie_row, found.retied)]
+    if rows and not summary:
         numbered = any(change.numbers for change in found.changes)
         columns = _DIFF + _NUMBERS if numbered else _DIFF
-        print_table(columns, [_diff_row(change)[: len(columns)] for change in found.changes])
+        print_table(columns, [row[: len(columns)] for row in rows])
         click.echo()
     counts = ", ".join(f"{len(found.of(kind)):,} {kind}" for kind in _MARKS)
     click.echo(f"{counts}, {found.unchanged:,} unchanged")
+    if found.restructured or found.retied:
+        others = f"{len(found.restructured):,} containers are others"
+        click.echo(f"{others}, {len(found.retied):,} leaves are tied to others")
     click.echo(f"{text.size(found.changed_bytes)} of {text.size(found.new_bytes)} changed")
 
 
@@ -110,6 +113,19 @@ def _diff_row(change: Change) -> list[str]:
     told = [numbers.max_abs, numbers.mean_abs, numbers.relative_l2] if numbers else []
     figures = [f"{number:.2e}" for number in told] + ([f"{numbers.cosine:.6f}"] if numbers else [])
     return [_MARKS[change.kind], text.clean(change.path), _changed(change), _how(change), *(figures or [""] * 4)]
+
+
+def _container_row(change: Restructured) -> list[str]:
+    from ckptstore.cli.records import nature
+
+    before, after = (cropped(nature(one), _PREVIEW) if one else "none" for one in (change.old, change.new))
+    how = f"{before}, its keys in another order" if change.reordered else f"{before} → {after}"
+    return ["S", text.clean(change.path) or _ROOT, "", how, *[""] * 4]
+
+
+def _tie_row(change: Retied) -> list[str]:
+    before, after = (f"tied to {text.clean(path)}" if path else "apart" for path in (change.old, change.new))
+    return ["T", text.clean(change.path), "", f"{before} → {after}", *[""] * 4]
 
 
 def _changed(change: Change) -> str:
@@ -143,11 +159,26 @@ def _diff_json(found: Diff, *, summary: bool) -> dict[str, Any]:
         "new": f"{found.new.run}@{found.new.step}",
         **{kind: len(found.of(kind)) for kind in _MARKS},
         "unchanged": found.unchanged,
+        "restructured": len(found.restructured),
+        "retied": len(found.retied),
         "changed_bytes": found.changed_bytes,
         "old_bytes": found.old_bytes,
         "new_bytes": found.new_bytes,
     }
-    return document if summary else document | {"changes": [_change_json(change) for change in found.changes]}
+    if summary:
+        return document
+    return document | {
+        "changes": [_change_json(change) for change in found.changes],
+        "containers": [_container_json(change) for change in found.restructured],
+        "ties": [{"path": change.path, "old": change.old, "new": change.new} for change in found.retied],
+    }
+
+
+def _container_json(change: Restructured) -> dict[str, Any]:
+    from ckptstore.cli.records import container_json
+
+    old, new = (None if one is None else container_json(one) for one in (change.old, change.new))
+    return {"path": change.path, "old": old, "new": new}
 
 
 def _change_json(change: Change) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckptstore.cli import text
 from ckptstore.cli.values import shown
-from ckptstore.format.manifest import Entry, TensorEntry, ValueEntry, entry_bytes
+from ckptstore.format.manifest import Container, Entry, TensorEntry, ValueEntry, entry_bytes
+from ckptstore.state.paths import segment
 
 if TYPE_CHECKING:
     from ckptstore.catalog.base import CommitRecord, RunRecord
@@ -47,6 +48,20 @@ def entry_json(entry: Entry) -> dict[str, Any]:
         form: dict[str, Any] = {"library": entry.library, "dtype": entry.dtype, "shape": list(entry.shape)}
         return {"kind": "tensor", **form, "bytes": entry_bytes(entry)}
     return {"kind": "value", "value": None if entry.size else shown(entry.value), "bytes": entry_bytes(entry)}
+
+
+def container_json(container: Container) -> dict[str, Any]:
+    """A container: what it is, its keys as segments of paths, and what else belongs to it as Python text."""
+    attributes = {name: shown(value) for name, value in container.attributes.items()}
+    keys = [segment(key) for key in container.keys]
+    return {"kind": container.kind, "type": container.type or None, "keys": keys, "attributes": attributes}
+
+
+def nature(container: Container) -> str:
+    """`list`, `namedtuple train:Point`, or `deque maxlen=3`; nothing of its keys."""
+    told = [container.kind, container.type]
+    told += [f"{name}={shown(value)}" for name, value in container.attributes.items()]
+    return text.clean(" ".join(filter(None, told)))
 
 
 def dtype(entry: Entry) -> str:

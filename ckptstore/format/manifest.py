@@ -91,6 +91,11 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     containers: dict[str, Container]
     aliases: tuple[tuple[str, ...], ...] = ()
 
+    @property
+    def tied(self) -> dict[str, str]:
+        """Path → the first path of its group, of all the others of these."""
+        return {path: group[0] for group in self.aliases for path in group[1:]}
+
 
 def entry_bytes(entry: Entry) -> int:
     """The bytes of a leaf: of the array, or of the value's encoding."""
@@ -101,7 +106,7 @@ def entry_bytes(entry: Entry) -> int:
 
 def logical_bytes(manifest: Manifest) -> int:
     """The bytes of a state; what is tied counts once."""
-    repeated = {path for group in manifest.aliases for path in group[1:]}
+    repeated = manifest.tied
     return sum(entry_bytes(entry) for path, entry in manifest.entries.items() if path not in repeated)
 
 

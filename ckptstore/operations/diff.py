@@ -1,4 +1,4 @@
-"""What changed between two commits: by chunk digests, without reading data; numerically on request."""
+"""What changed between two commits: leaves by chunk digests, without reading data, and what holds them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.format.grid import Grid
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, ValueEntry, chunk_digests, entry_bytes
+from ckptstore.operations.structure import Restructured, Retied, restructured, retied
 from ckptstore.operations.view import ManifestView
 
 
@@ -54,7 +55,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diff:
-    """The difference of two commits."""
+    """The difference of two commits.
+
+    Attributes:
+        old, new: the commits.
+        changes: the leaves that are not the same.
+        unchanged: how many leaves of the new state are.
+        old_bytes, new_bytes: logical bytes of the two states.
+        restructured: the containers that are others, see `Restructured`.
+        retied: the leaves that are tied otherwise, see `Retied`.
+    """
 
     old: CommitRecord
     new: CommitRecord
@@ -62,10 +72,14 @@ class Diff:
     unchanged: int
     old_bytes: int
     new_bytes: int
+    restructured: tuple[Restructured, ...] = ()
+    retied: tuple[Retied, ...] = ()
 
     def __repr__(self) -> str:
         counts = Counter(change.kind for change in self.changes)
         told = ", ".join(f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed", "moved"))
+        told += f", {len(self.restructured)} restructured" * bool(self.restructured)
+        told += f", {len(self.retied)} retied" * bool(self.retied)
         names = f"{self.old.run}@{self.old.step} to {self.new.run}@{self.new.step}"
         return f"<diff of {names}: {told}, {self.unchanged} unchanged, {self.changed_bytes} bytes>"
 
@@ -83,7 +97,16 @@ def compare_commits(old: ManifestView, new: ManifestView, digest_size: int) -> D
     """The difference of two commits, from their manifests alone."""
     changes = tuple(compare(old.manifest, new.manifest, digest_size))
     touched = sum(change.kind != "removed" for change in changes)
-    return Diff(old.commit, new.commit, changes, len(new) - touched, old.commit.logical_bytes, new.commit.logical_bytes)
+    return Diff(
+        old.commit,
+        new.commit,
+        changes,
+        len(new) - touched,
+        old.commit.logical_bytes,
+        new.commit.logical_bytes,
+        tuple(restructured(old.manifest, new.manifest)),
+        tuple(retied(old.manifest, new.manifest)),
+    )
 
 
 def compare(old: Manifest, new: Manifest, digest_size: int) -> list[Change]:

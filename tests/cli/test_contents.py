@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
+import torch
+
+import ckptstore
 
 LONG = "a name that is long enough to be broken in a table of eighty columns, and then some"
 
@@ -47,6 +52,40 @@ def test_diff_summary(url, told, asked):
 
 def test_diff_of_equal_states_is_empty(url, told):
     assert told("diff", url, 0, 0).startswith("0 added, 0 removed, 0 moved, 0 changed, 8 unchanged\n")
+
+
+def test_diff_of_structure(tmp_path, told, asked):
+    one, other, url = torch.ones(30), torch.ones(30), tmp_path / "store"
+    with ckptstore.open(url) as store:
+        store.commit({"x": {"l": [one], "d": deque([1], 2), "k": {"a": 1, "b": 2}, "v": other, "w": one}}, step=0)
+        state = {"x": {"l": (one,), "d": deque([1], 3), "k": {"b": 2, "a": 1}, "v": one, "w": other, "e": {}}}
+        store.commit(state, step=1)
+    rows = [line.split(maxsplit=2) for line in told("diff", url, 0, 1).splitlines()]
+    assert ["S", "x/l", "list → tuple"] in rows
+    assert ["S", "x/d", "deque maxlen=2 → deque maxlen=3"] in rows
+    assert ["S", "x/k", "dict, its keys in another order"] in rows
+    assert ["S", "x/e", "none → dict"] in rows
+    assert ["T", "x/v", "apart → tied to x/l/0"] in rows
+    assert ["T", "x/w", "tied to x/l/0 → apart"] in rows
+    told_in_short = told("diff", url, 0, 1, "--summary").splitlines()
+    assert told_in_short[1] == "4 containers are others, 2 leaves are tied to others"
+    document = asked("diff", url, 0, 1)
+    assert (document["changes"], document["restructured"], document["retied"]) == ([], 4, 2)
+    containers = {told["path"]: (told["old"], told["new"]) for told in document["containers"]}
+    assert [one["keys"] for one in containers["x/k"]] == [["a", "b"], ["b", "a"]]
+    assert [one["attributes"] for one in containers["x/d"]] == [{"maxlen": "2"}, {"maxlen": "3"}]
+    assert containers["x/e"] == (None, {"kind": "dict", "type": None, "keys": [], "attributes": {}})
+    assert {told["path"]: (told["old"], told["new"]) for told in document["ties"]} == {
+        "x/v": ("", "x/l/0"),
+        "x/w": ("x/l/0", ""),
+    }
+
+
+def test_the_whole_state_is_named_in_a_diff(tmp_path, told):
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({"a": 1, "b": 2}, step=0)
+        store.commit({"b": 2, "a": 1}, step=1)
+    assert "S  (the state)" in told("diff", tmp_path / "store", 0, 1)
 
 
 def test_diff_values(url, told, asked):

@@ -1,5 +1,8 @@
+import copy
 import math
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,8 +12,9 @@ from hypothesis import strategies as st
 
 import ckptstore
 from ckptstore.format.grid import Grid
-from ckptstore.format.manifest import Manifest, TensorEntry, ValueEntry, chunk_digests, entry_bytes
+from ckptstore.format.manifest import Container, Manifest, TensorEntry, ValueEntry, chunk_digests, entry_bytes
 from ckptstore.operations.diff import compare
+from ckptstore.operations.structure import Retied, restructured
 
 PATHS = st.sampled_from(["a", "b", "c", "d", "e"])
 
@@ -151,3 +155,77 @@ def test_a_summary(store):
     assert diff.of("moved") == diff.changes[:1]
     assert diff.changed_bytes == diff.changes[1].changed_bytes < 20
     assert replace(diff, changes=()).changed_bytes == 0
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
+
+
+STRUCTURES = {
+    "a list, a tuple": ([torch.ones(2)], (torch.ones(2),)),
+    "another class": (Point(1, 2), {"x": 1, "y": 2}),
+    "another attribute": (deque([1], maxlen=2), deque([1], maxlen=3)),
+    "another factory": (defaultdict(int, a=1), defaultdict(None, a=1)),
+    "another order": ({"a": 1, "b": 2, "c": 3}, {"a": 1, "c": 3, "b": 2}),
+    "another order, and a key more": ({"a": 1, "b": 2}, {"b": 2, "n": 3, "a": 1}),
+    "an empty one that came": ({"a": 1}, {"a": 1, "b": OrderedDict()}),
+    "an empty one that went": ({"a": 1, "b": {}}, {"a": 1}),
+    "an empty one in place of a leaf": (1, {}),
+    "empty ones": (OrderedDict(), {}),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_holds_leaves_is_told(store, name, turned):
+    old, new = reversed(STRUCTURES[name]) if turned else STRUCTURES[name]
+    store.commit({"x": {"s": old, "w": torch.ones(3)}}, step=0)
+    store.commit({"x": {"s": new, "w": torch.ones(3)}}, step=1)
+    diff = store.diff(0, 1)
+    (told,) = diff.restructured
+    assert told.path in ("x/s", "x/s/b")
+    assert (told.old, told.new) == tuple(store.manifest(step).manifest.containers.get(told.path) for step in (0, 1))
+    assert told.reordered == name.startswith("another order")
+    assert "1 restructured" in repr(diff)
+    assert not diff.retied
+
+
+@given(st.lists(st.sampled_from("abcdef"), unique=True), st.lists(st.sampled_from("abcdef"), unique=True))
+def test_keys_that_come_and_go_are_no_other_order(old, new):
+    both = [[key for key in keys if key in old and key in new] for keys in (old, new)]
+    manifests = (Manifest({}, {"": Container("dict", tuple(keys))}) for keys in (old, new))
+    assert [change.reordered for change in restructured(*manifests)] == [True] * (both[0] != both[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")
+def test_a_scale_of_a_quantised_tensor_is_told(store):
+    for step, scale in enumerate((0.5, 0.25)):
+        store.commit({"x": {"q": torch.quantize_per_tensor(torch.ones(10) * scale, scale, 0, torch.qint8)}}, step=step)
+    diff = store.diff(0, 1)
+    assert not diff.changes
+    (told,) = diff.restructured
+    assert (told.path, told.old.attributes["scale"], told.new.attributes["scale"]) == ("x/q", 0.5, 0.25)
+
+
+def test_states_that_load_alike_differ_in_nothing(store):
+    state = {"a": [1, {"b": (2, Point(3, torch.ones(2)))}], "c": OrderedDict(d={}), "e": deque(maxlen=3)}
+    for step in (0, 1):
+        store.commit({"x": copy.deepcopy(state)}, step=step)
+    diff = store.diff(0, 1)
+    assert (diff.changes, diff.restructured, diff.retied) == ((), (), ())
+    assert "restructured" not in repr(diff)
+    assert "retied" not in repr(diff)
+
+
+def test_ties_that_came_and_went_are_told(store):
+    one, other = torch.ones(30), torch.ones(30)
+    store.commit({"x": {"a": one, "b": one, "c": other, "d": other}}, step=0)
+    store.commit({"x": {"a": one, "b": one, "c": other, "d": one, "e": other}}, step=1)
+    store.commit({"x": {"a": one, "b": other.clone(), "c": other, "d": other}}, step=2)
+    diff = store.diff(0, 1)
+    assert diff.retied == (Retied("x/d", "x/c", "x/a"), Retied("x/e", "", "x/c"))
+    assert [change.path for change in diff.changes] == ["x/e"]
+    assert "2 retied" in repr(diff)
+    assert store.diff(0, 2).retied == (Retied("x/b", "x/a", ""),)
+    assert store.diff(2, 0).retied == (Retied("x/b", "", "x/a"),)
