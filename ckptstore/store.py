@@ -129,11 +129,11 @@ class Store(Keeping):
         return self._run
 
     def close(self) -> None:
-        """Wait for a background commit, raise its error if nobody saw it, and give back memory and connections."""
+        """Wait for a background commit, raise its error if nobody saw it, and give back memory, files, connections."""
         try:
             self._background.close()
         finally:
-            self._parts.catalog.close()
+            self._parts.close()
 
     # writing
 

@@ -21,7 +21,7 @@ from ckptstore.format.digests import Digest, digest_named
 from ckptstore.format.document import Document
 from ckptstore.format.sealing import Sealer
 from ckptstore.format.version import DELTAS, SECTORS, StoreConfig
-from ckptstore.storage.base import Storage
+from ckptstore.storage.base import Closing, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,12 @@ class ChunkStore:
     def digest(self) -> Digest:
         """How chunks and manifests are named."""
         return self.payloads.digest
+
+    def close(self) -> None:
+        """Give back connections and open files; they are made again when needed."""
+        self.catalog.close()
+        if isinstance(self.storage, Closing):
+            self.storage.close()
 
     def writer(self, session: str, *, refuse: Exception | None = None, advance: Advance = ignore) -> ChunkWriter:
         """A writer for a session; with `refuse`, that is raised instead of storing the first chunk that is new."""

@@ -92,3 +92,11 @@ class Sweeping(Protocol):
 
     def sweep_temporary(self, older_than_seconds: float) -> int:
         """Remove what nobody wrote to for so long; how many there were. A writer that lives still fails cleanly."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A storage that keeps something between calls, such as open files."""
+
+    def close(self) -> None:
+        """Give it back. The storage may be used again, and then keeps things again."""

@@ -120,6 +120,10 @@ class LocalStorage:
             path.unlink()
         self._open_files.forget(str(path))
 
+    def close(self) -> None:
+        """See `Closing.close`: files that were read are open."""
+        self._open_files.clear()
+
     def sweep_temporary(self, older_than_seconds: float) -> int:
         """Remove what killed writers left and nobody wrote to for so long; how many files there were."""
         limit = time.time() - older_than_seconds

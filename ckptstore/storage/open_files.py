@@ -59,3 +59,8 @@ class OpenFiles:
         """Give up a file, so that its space is freed when it is deleted."""
         with self._lock:
             self._files.pop(path, None)
+
+    def clear(self) -> None:
+        """Give up all files."""
+        with self._lock:
+            self._files.clear()

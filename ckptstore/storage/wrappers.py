@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ckptstore.errors import StorageError, StorageReadOnly, StorageUnavailable
 from ckptstore.patience import patiently
-from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead, Storage, Sweeping
+from ckptstore.storage.base import Buffer, Closing, ObjectInfo, RangeRead, Storage, Sweeping
 
 T = TypeVar("T")
 
@@ -62,6 +62,11 @@ class Intercepted:
     def delete(self, key: str) -> None:
         """See `Storage.delete`."""
         self.intercept("delete", key, lambda: self.storage.delete(key))
+
+    def close(self) -> None:
+        """See `Closing.close`."""
+        if isinstance(self.storage, Closing):
+            self.storage.close()
 
 
 class ReadOnly(Intercepted):

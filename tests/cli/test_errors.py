@@ -148,6 +148,14 @@ def test_a_lost_catalog_can_be_rebuilt(url, run):
     assert ckptstore.open(url).steps() == [0, 100, 200]
 
 
+def test_an_interrupt_while_imports_take_their_time(tmp_path):
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    command = [sys.executable, "-m", "ckptstore", "log", "store"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
 @pytest.mark.parametrize("damage", [b"no database", None])
 def test_what_helps_a_damaged_catalog_is_told(url, run, damage):
     catalog = Path(url) / "catalog.sqlite"

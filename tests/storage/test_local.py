@@ -9,10 +9,13 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
 
+import ckptstore
 from ckptstore.errors import ObjectExists, StorageError, StorageFull, StorageReadOnly
 from ckptstore.storage import RangeRead
 from ckptstore.storage.local import LocalStorage
+from ckptstore.storage.wrappers import Intercepted, ReadOnly
 from ckptstore.testing.storage import keys, read
 
 
@@ -286,6 +289,29 @@ def test_few_files_stay_open(storage):
     for number in range(100):
         read(storage, f"{number}", 0, 1)
     assert 60 <= len(os.listdir("/proc/self/fd")) - before <= 64
+
+
+@pytest.mark.parametrize("around", [lambda storage: storage, Intercepted, lambda storage: ReadOnly(storage, "no")])
+def test_what_is_closed_keeps_no_file_open(storage, around):
+    before = len(os.listdir("/proc/self/fd"))
+    storage.put("key", [b"x"])
+    wrapped = around(storage)
+    for _ in range(2):
+        assert read(wrapped, "key", 0, 1) == b"x"
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        wrapped.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_closed_store_keeps_no_file_open(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({"w": torch.ones(5000)}, step=0)
+        store.checkout(0)
+    assert set(os.listdir("/proc/self/fd")) <= before
+    assert store.checkout(0)["w"].sum() == 5000
+    store.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_deleted_files_are_closed(storage):

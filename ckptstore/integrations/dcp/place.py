@@ -49,7 +49,7 @@ class Place:
     def rest(self) -> None:
         """Give back the connections of a store that was opened here, until it is needed again."""
         if self._store is not None and not isinstance(self._store, Store) and self._parts is not None:
-            self._parts.catalog.close()
+            self._parts.close()
 
     def storage(self) -> ChunkStore:
         """The store for a rank that leaves the catalog to another one. Raises NotAStore, WrongKey."""
