@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple, Protocol
@@ -14,23 +14,35 @@ from ckptstore.chunkstore import Piece
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry
 from ckptstore.operations.ranks.shares import Shard, volume
-from ckptstore.state.device_leaf import DeviceLeaf
+from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.dtypes import dtype_name, number_form
 from ckptstore.state.prints import Span
 from ckptstore.state.tensors import TensorLeaf
 
 
+class Place(NamedTuple):
+    """A range of bytes of a leaf on a device."""
+
+    leaf: DeviceLeaf
+    span: Span
+
+    def known(self) -> bytes | None:
+        """Their digest, as far as that was learned."""
+        return self.leaf.digests.get(self.span)
+
+    def learn(self, digest: bytes) -> None:
+        """Know it from here on."""
+        self.leaf.digests[self.span] = digest
+
+
 class Content(Protocol):
     """The bytes of a chunk."""
 
-    def known(self) -> bytes | None:
-        """Their digest, where that can be told without a look at them."""
-
-    def learn(self, digest: bytes) -> None:
-        """Tell it the next time."""
+    def place(self) -> Place | None:
+        """Where they are, if that is one range on a device."""
 
     def piece(self) -> Piece:
-        """Bring them."""
+        """The bytes; `pieces_of` brings many sooner."""
 
 
 class Unit(NamedTuple):
@@ -52,11 +64,8 @@ class Ready(NamedTuple):
 
     there: Piece
 
-    def known(self) -> bytes | None:
+    def place(self) -> None:
         return None
-
-    def learn(self, digest: bytes) -> None:
-        pass
 
     def piece(self) -> Piece:
         return self.there
@@ -120,20 +129,22 @@ class _Box(NamedTuple):
     start: Index
     stop: Index
 
-    def known(self) -> bytes | None:
-        names, span = self._names()
-        return names.get(span)
-
-    def learn(self, digest: bytes) -> None:
-        names, span = self._names()
-        names[span] = digest
+    def place(self) -> Place | None:
+        leaf = self.part.leaf
+        if not isinstance(leaf, DeviceLeaf):
+            return None
+        span = leaf.span(*self.part.within(self.start, self.stop))
+        return None if span is None else Place(leaf, span)
 
     def piece(self) -> Piece:
         return Piece(self.part.box(self.start, self.stop), copied=True, form=number_form(self.part.dtype))
 
-    def _names(self) -> tuple[dict[Span, bytes], Span]:
-        """Where what is known stands, and which range of bytes this is; what others than devices learn is forgotten."""
-        leaf = self.part.leaf
-        if isinstance(leaf, DeviceLeaf) and (span := leaf.span(*self.part.within(self.start, self.stop))):
-            return leaf.digests, span
-        return {}, (0, 0)
+
+def pieces_of(units: Sequence[Unit]) -> list[Piece]:
+    """The bytes of all, in order; from devices the next ones are under way while one is waited for."""
+    places = [unit.content.place() for unit in units]
+    arriving = bring_all(place for place in places if place is not None)
+    return [
+        unit.content.piece() if place is None else Piece(next(arriving), copied=True, form=place.leaf.form)
+        for unit, place in zip(units, places, strict=True)
+    ]

@@ -21,7 +21,7 @@ from ckptstore.operations.lineage import Lineage, StoredLineage
 from ckptstore.operations.publish import discard
 from ckptstore.operations.ranks.gathering import Gathering
 from ckptstore.operations.ranks.granted import Granted
-from ckptstore.operations.ranks.parts import Part, Ready, Unit
+from ckptstore.operations.ranks.parts import Part, Ready, Unit, pieces_of
 from ckptstore.operations.ranks.ranks import Ranks
 from ckptstore.operations.ranks.reports import Ask, Dealt, Grant, Opening, Report
 from ckptstore.operations.ranks.trades import Trades
@@ -157,16 +157,23 @@ class _Share:
 
     def _looked(self, writer: ChunkWriter, units: Sequence[Unit]) -> list[_Asked]:
         """With their digests; what is known of devices stays there."""
-        known = [unit.content.known() for unit in units]
-        pieces = [self._piece(unit) if digest is None else None for unit, digest in zip(units, known, strict=True)]
-        found = iter(writer.digests([piece for piece in pieces if piece is not None]))
-        digests = [next(found) if digest is None else digest for digest in known]
-        for unit, digest in zip(units, digests, strict=True):
-            unit.content.learn(digest)
-        return [_Asked(*asked) for asked in zip(units, digests, pieces, strict=True)]
+        places = [unit.content.place() for unit in units]
+        known = [place.known() if place is not None else None for place in places]
+        pieces = self._pieces([unit for unit, digest in zip(units, known, strict=True) if digest is None])
+        found = zip(writer.digests(pieces), pieces, strict=True)
+        asked = [
+            _Asked(unit, *next(found)) if digest is None else _Asked(unit, digest, None)
+            for unit, digest in zip(units, known, strict=True)
+        ]
+        for each, place in zip(asked, places, strict=True):
+            if place is not None:
+                place.learn(each.digest)
+        return asked
 
-    def _piece(self, unit: Unit) -> Piece:
-        return unit.content.piece()._replace(base=partial(self._base, unit))
+    def _pieces(self, units: Sequence[Unit]) -> list[Piece]:
+        return [
+            piece._replace(base=partial(self._base, unit)) for unit, piece in zip(units, pieces_of(units), strict=True)
+        ]
 
     def _base(self, unit: Unit) -> bytes:
         if unit.entry is None:
@@ -192,7 +199,7 @@ class _Share:
 
     def _brought(self, writer: ChunkWriter, late: Sequence[_Asked]) -> dict[bytes, Piece]:
         """What had stayed where it is. Raises StateError unless it is what it was."""
-        pieces = [self._piece(asked.unit) for asked in late]
+        pieces = self._pieces([asked.unit for asked in late])
         for asked, digest in zip(late, writer.digests(pieces), strict=True):
             if digest != asked.digest:
                 path = asked.unit.path
