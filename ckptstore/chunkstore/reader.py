@@ -89,6 +89,7 @@ def fetch(
     budget: int | None,
     beside: int,
     advance: Advance,
+    scratch: Scratch,
 ) -> None:
     """Fulfil every wish, using at most `budget` bytes beyond the destinations, of which the caller holds `beside`.
 
@@ -98,7 +99,7 @@ def fetch(
         CorruptData, MissingData: names the label of the chunk that is damaged or gone.
         BudgetTooSmall: one chunk does not fit into the given budget.
     """
-    run = _Run(storage, payloads, Scratch(), advance)
+    run = _Run(storage, payloads, scratch, advance)
     jobs = _jobs(run, catalog, wishes)
     while True:
         try:

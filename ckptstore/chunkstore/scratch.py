@@ -36,8 +36,11 @@ class Scratch:
 
 
 def _fresh(size: int) -> mmap.mmap:
-    """In huge pages, where the system has them: it takes their time once, and not for every 4 KiB."""
-    memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """In huge pages, where the system has them: it takes their time once, and not for every 4 KiB.
+
+    A power of two, since the next batch is often a little larger: what nobody writes to takes no memory.
+    """
+    memory = mmap.mmap(-1, 1 << max(size - 1, 0).bit_length(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)

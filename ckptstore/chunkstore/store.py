@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.chunkstore.claims import Claims, SessionClaims
@@ -14,6 +15,7 @@ from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.reader import Fetch, fetch
+from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.chunkstore.writer import ChunkWriter
 from ckptstore.format import document
 from ckptstore.format.codecs import Level
@@ -66,7 +68,7 @@ class ChunkStore:
     ) -> ChunkWriter:
         """A writer that asks `claims` instead of the catalog; see `writer`."""
         way = Way(self.sealer is not None, self.storage.copies)
-        encoder = Encoder(self.compression, self.pace, way, self._may_rest, self.raw)
+        encoder = Encoder(self.compression, self.pace, way, self._may_rest, partial(self.raw, scratch=Scratch()))
         return ChunkWriter(self.storage, claims, self.payloads, encoder, refuse, advance)
 
     def _may_rest(self, digests: set[bytes]) -> set[bytes]:
@@ -74,16 +76,24 @@ class ChunkStore:
         return digests - self.catalog.lost().keys() if DELTAS in self.config.requires_gc else set()
 
     def fetch(
-        self, wishes: Sequence[Fetch], *, budget: int | None = None, beside: int = 0, advance: Advance = ignore
+        self,
+        wishes: Sequence[Fetch],
+        *,
+        budget: int | None = None,
+        beside: int = 0,
+        advance: Advance = ignore,
+        scratch: Scratch | None = None,
     ) -> None:
-        """Fulfil every wish; see `reader.fetch`."""
-        fetch(self.storage, self.catalog, self.payloads, wishes, budget, beside, advance)
+        """Fulfil every wish; see `reader.fetch`. Who fetches again and again keeps a `scratch` for that."""
+        fetch(self.storage, self.catalog, self.payloads, wishes, budget, beside, advance, scratch or Scratch())
 
-    def raw(self, digests: Sequence[bytes], label: str = "what other chunks rest on") -> list[memoryview]:
+    def raw(
+        self, digests: Sequence[bytes], label: str = "what other chunks rest on", scratch: Scratch | None = None
+    ) -> list[memoryview]:
         """The raw bytes of chunks. Raises MissingData, CorruptData."""
         found = self.catalog.locate(digests)
         made = {digest: memoryview(bytearray(found[digest].raw_length if digest in found else 0)) for digest in digests}
-        self.fetch([Fetch(digest, len(raw), label, out=raw) for digest, raw in made.items()])
+        self.fetch([Fetch(digest, len(raw), label, out=raw) for digest, raw in made.items()], scratch=scratch)
         return [made[digest] for digest in digests]
 
     def encode_document(self, written: Document, key: str) -> bytes:
