@@ -45,9 +45,13 @@ class PlaneDecoder:
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor()
+        self._room = _NONE
 
     def decode(self, frames: list[memoryview], sizes: Sequence[int]) -> Plane:
-        """What the frames hold, one behind the other; each is of the size given. Raises CorruptData."""
+        """What the frames hold, one behind the other, until the next call; each is of the size given.
+
+        Raises CorruptData.
+        """
         if not frames:
             return _NONE
         try:
@@ -56,14 +60,16 @@ class PlaneDecoder:
                     raise CorruptData(f"a plane does not hold the {size} bytes it stands for")
             if _MANY not in zstandard.backend_features:
                 return np.frombuffer(b"".join(map(self._zstd.decompress, frames)), np.uint8)
-            return _joined(self._zstd.multi_decompress_to_buffer([*frames]), sum(sizes))
+            return self._joined(self._zstd.multi_decompress_to_buffer([*frames]), sum(sizes))
         except (zstandard.ZstdError, ValueError) as error:
             raise CorruptData(f"a plane does not decode: {error}") from error
 
-
-def _joined(found: Any, size: int) -> Plane:
-    """All segments, without a copy where they are those of one buffer, and so lie one behind the other."""
-    last = found[len(found) - 1]
-    if last.offset + len(last) != size:
-        return np.concatenate([np.frombuffer(found[number], np.uint8) for number in range(len(found))])
-    return as_strided(np.frombuffer(found[0], np.uint8), (size,), writeable=False)
+    def _joined(self, found: Any, size: int) -> Plane:
+        """All segments, without a copy where they are those of one buffer, and so lie one behind the other."""
+        last = found[len(found) - 1]
+        if last.offset + len(last) == size:
+            return as_strided(np.frombuffer(found[0], np.uint8), (size,), writeable=False)
+        if len(self._room) < size:
+            self._room = np.empty(size, np.uint8)
+        segments = [np.frombuffer(found[number], np.uint8) for number in range(len(found))]
+        return np.concatenate(segments, out=self._room[:size])
