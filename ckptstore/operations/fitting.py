@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ckptstore.errors import StateMismatch
 from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry
 from ckptstore.operations.paths import chosen
+from ckptstore.operations.renumbering import renumbered
 from ckptstore.state import composites
 from ckptstore.state.dtypes import torch_dtype
 from ckptstore.state.paths import join, segment, split
@@ -40,14 +41,20 @@ class Fitting:
 
     A path belongs to the stateful object above it, its owner. An owner is exact when it must have the commit's paths;
     the others judge their state themselves, and get the commit's whole: they are free. A module's extra state is free.
+
+    Attributes:
+        manifest: the commit's, as the target's optimizers know it.
+        extra_states: paths of what modules gave beside their tensors.
     """
 
     def __init__(
         self, manifest: Manifest, into: Mapping[str, Any], globs: Sequence[str] | None, *, strict: bool
     ) -> None:
-        self._manifest, self._globs, self._strict = manifest, globs, strict
+        self._globs, self._strict = globs, strict
         self._flat = flatten(into, allow_pickle=True)
         owners = self._flat.owners
+        optimizers = [path for path, owner in owners.items() if isinstance(owner, torch.optim.Optimizer)]
+        self.manifest = renumbered(manifest, optimizers)
         self.extra_states = frozenset(_extra_states(self._flat, owners))
         self._owners = owners | dict.fromkeys(self.extra_states, _EXTRA_STATE)
 
@@ -100,7 +107,7 @@ class Fitting:
 
     def touches(self, path: str) -> bool:
         """Whether the commit has something for the stateful object at `path`."""
-        if self._globs is None and path in self._manifest.containers:
+        if self._globs is None and path in self.manifest.containers:
             return True
         return any(_is_under(leaf, path) for leaf in self.wanted)
 
@@ -112,7 +119,7 @@ class Fitting:
     @cached_property
     def _selected(self) -> dict[str, Entry]:
         names = {split(path)[0] for path in [*self._flat.leaves, *self._flat.containers] if path}
-        entries = chosen(self._manifest.entries, self._globs)
+        entries = chosen(self.manifest.entries, self._globs)
         return {path: entry for path, entry in entries.items() if split(path)[0] in names}
 
     @cached_property
@@ -120,7 +127,7 @@ class Fitting:
         """Paths of the owners of which the globs leave nothing out."""
         if self._globs is None:
             return set(self._owners)
-        others = self._manifest.entries.keys() - self._selected.keys()
+        others = self.manifest.entries.keys() - self._selected.keys()
         return set(map(self._root, self._selected)) - set(map(self._root, others)) - {""}
 
     def _root(self, path: str) -> str:
@@ -147,7 +154,7 @@ class Fitting:
                         yield from self._lacked_of(parameter, f"{root}/state/{number}")
 
     def _lacked_of(self, parameter: DTensor, root: str) -> Iterator[tuple[str, DTensor]]:
-        state = self._manifest.containers.get(root, Container("dict"))
+        state = self.manifest.containers.get(root, Container("dict"))
         for path in (join(root, segment(key)) for key in state.keys):
             entry = self.wanted.get(path)
             if path in self._flat.leaves or not isinstance(entry, TensorEntry):
@@ -195,14 +202,14 @@ class Fitting:
     def _other_composites(self) -> Iterator[str]:
         """A sparse or quantised tensor is filled through its parts, so that what is beside these must be the same."""
         for path, container in self._flat.containers.items():
-            other = self._manifest.containers.get(path)
+            other = self.manifest.containers.get(path)
             involved = container.kind in composites.KINDS and self._must_fit(path) and self.touches(path)
             if involved and path not in self.rebuilt and other is not None and other != container:
                 yield f"{path}: {_form(other)} in the commit, {_form(container)} in the target"
 
     def _has_same_form(self, path: str, own: Container) -> bool:
         """Whether the commit has a whole tensor of the same layout, size and dtype there."""
-        other = self._manifest.containers.get(path)
+        other = self.manifest.containers.get(path)
         if other is None or other.kind != own.kind:
             return False
         parts = [f"{path}/{key}" for key in own.keys]
@@ -215,7 +222,7 @@ class Fitting:
         return forms[0] == forms[1] and sized and mine.dtype == theirs.dtype and self.wanted.keys() >= set(parts)
 
     def _fits_in_place(self, path: str, own: Container) -> bool:
-        if own != self._manifest.containers[path]:
+        if own != self.manifest.containers[path]:
             return False
         parts = ((f"{path}/{key}", self._flat.leaves[f"{path}/{key}"]) for key in own.keys)
         entries = ((part, leaf, self.wanted[part]) for part, leaf in parts)
@@ -263,7 +270,7 @@ class Fitting:
     def _other_groups(self, values: Mapping[str, object]) -> Iterator[str]:
         """An optimizer's groups of parameters cannot be made to fit."""
         for root, owner in self._owners.items():
-            groups = self._manifest.containers.get(f"{root}/param_groups")
+            groups = self.manifest.containers.get(f"{root}/param_groups")
             if isinstance(owner, torch.optim.Optimizer) and groups is not None and self._is_free(root):
                 here = [len(group["params"]) for group in owner.param_groups]
                 params = [values.get(f"{root}/param_groups/{number}/params") for number in groups.keys]

@@ -48,10 +48,11 @@ def restore(
         raise InvalidArgument(
             f"the app state to fill is a {type(into).__name__}: give a dict, whose plain values are replaced"
         )
-    manifest = seen_from(view.manifest, seat, set(map(segment, into)), globs, strict=strict)
+    seen = seen_from(view.manifest, seat, set(map(segment, into)), globs, strict=strict)
+    fitting = Fitting(seen, into, globs, strict=strict)
+    manifest = fitting.manifest
     if globs is not None:
         require_matches([*manifest.entries, *manifest.containers], globs, view.name)
-    fitting = Fitting(manifest, into, globs, strict=strict)
     for path, container in manifest.containers.items():
         if fitting.whole(path):
             require_classes(container, path, allow_pickle=allow_pickle)

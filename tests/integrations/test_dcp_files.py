@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import ckptstore
 from ckptstore.errors import CkptStoreError, Conflict, FormatError, StateError, StepExists
+from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.integrations.dcp_files import export_dcp, import_dcp
 from ckptstore.state.pieces import PiecedTensor
 from ckptstore.testing.equality import assert_same
@@ -417,3 +418,59 @@ def test_bytes_that_are_no_file_of_torch(store, sharded):
     with zipfile.ZipFile(sharded / name, "w") as made:
         made.writestr("x", b"y" * size)
     refused(store, sharded, "no whole")
+
+
+def trained(steps, seed=0):
+    """A model and its optimizer after so many steps, and how to go on."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Tanh(), torch.nn.Linear(30, 20))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(number):
+        loss = model(torch.full((4, 40), number / 10)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for number in range(steps):
+        step(number)
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("behind", [0, 2], ids=["fresh", "used"])
+@pytest.mark.parametrize("how", ["import", "export and import", "writer"])
+def test_an_optimizer_goes_on_from_a_state_whose_numbers_became_text(tmp_path, how, behind):
+    model, optimizer, step = trained(5)
+    state = {"model": model.state_dict(), "optim": optimizer.state_dict()}
+    with ckptstore.open(tmp_path / "store") as store:
+        if how == "import":
+            save(state, tmp_path / "dcp")
+        elif how == "export and import":
+            store.commit({"model": model, "optim": optimizer}, step=0)
+            export_dcp(store, 0, tmp_path / "dcp")
+        else:
+            dcp_save(state, storage_writer=StoreWriter(store, step=7), no_dist=True)
+        if how != "writer":
+            import_dcp(store, tmp_path / "dcp", step=7)
+        assert "optim/state/%30/exp_avg" in store.manifest(7)
+        expected = [step(number) for number in range(3)]
+        other, others, go_on = trained(behind, seed=1)
+        store.checkout(7, into={"model": other, "optim": others})
+        assert set(others.state) == set(other.parameters())
+        assert {int(found["step"]) for found in others.state.values()} == {5}
+        assert [go_on(number) for number in range(3)] == expected
+        with pytest.raises(ckptstore.PathNotFound, match="optim/state/0/exp_avg"):
+            store.checkout(7, into={"optim": others}, paths="optim/state/%30/exp_avg")
+        store.checkout(7, into={"optim": others}, paths="optim/state/0/exp_avg")
+        assert others.state[next(other.parameters())]["exp_avg"].equal(store.read(7, "optim/state/%30/exp_avg"))
+
+
+def test_what_is_no_optimizer_keeps_its_text(tmp_path):
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({"optim": {"state": {"0": torch.ones(3)}}}, step=0)
+        target = {"optim": {"state": {"0": torch.zeros(3)}}}
+        store.checkout(0, into=target)
+        assert target["optim"]["state"]["0"].equal(torch.ones(3))
+        with pytest.raises(ckptstore.StateMismatch):
+            store.checkout(0, into={"optim": {"state": {0: torch.zeros(3)}}})
