@@ -129,11 +129,11 @@ class Store(Keeping):
         return self._run
 
     def close(self) -> None:
-        """Wait for a background commit, raise its error if nobody saw it, and give back memory, files, connections."""
-        try:
-            self._background.close()
-        finally:
-            self._parts.close()
+        """Wait for a background commit, raise its error if nobody saw it, and give back memory, files, connections.
+
+        Raises CommitInFlight in a signal's handler that interrupts `commit_async` or `close`.
+        """
+        self._background.close()
 
     # writing
 

@@ -132,15 +132,17 @@ class Background:
                 self._flight = None
 
     def close(self) -> None:
-        """`land`, and give back the kept memory and the channels."""
-        try:
-            self.land()
-        finally:
-            self._unhook()
-            self._channels.close()
-            if self._stager is not None:
-                self._stager.close()
-                self._stager = None
+        """`land`, and give back the kept memory, the channels, and what the chunks keep open."""
+        with self._alone(patient=True):
+            try:
+                self.land()
+            finally:
+                self._unhook()
+                self._channels.close()
+                if self._stager is not None:
+                    self._stager.close()
+                    self._stager = None
+                self._chunks.close()
 
     @contextmanager
     def _turn(self, when_busy: WhenBusy) -> Iterator[bool]:
@@ -151,22 +153,31 @@ class Background:
         if when_busy not in get_args(WhenBusy):
             raise InvalidArgument(f"when_busy={when_busy!r}: choose one of {', '.join(get_args(WhenBusy))}")
         patient = when_busy == "wait"
+        with self._alone(patient=patient) as alone:
+            if not alone or (not patient and self._flight is not None and not self._flight.done()):
+                yield False
+                return
+            try:
+                self.land()
+                self._unhook()
+                yield True
+            finally:
+                if self._flight is None:
+                    self._unhook()
+
+    @contextmanager
+    def _alone(self, *, patient: bool) -> Iterator[bool]:
+        """While no other thread begins a commit or closes; false when one does, and this one is not patient."""
         if self._preparing == threading.get_ident():
-            raise CommitInFlight("this thread is within commit_async already, where a signal's handler interrupted it")
+            where = "this thread is within commit_async, or close, where a signal's handler interrupted it"
+            raise CommitInFlight(f"{where}: wait until that has returned")
         if not self._lock.acquire(blocking=patient):
             yield False
             return
         self._preparing = threading.get_ident()
         try:
-            if not patient and self._flight is not None and not self._flight.done():
-                yield False
-                return
-            self.land()
-            self._unhook()
             yield True
         finally:
-            if self._flight is None:
-                self._unhook()
             self._preparing = None
             self._lock.release()
 

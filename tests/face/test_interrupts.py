@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 
 import ckptstore
 from ckptstore import CommitInFlight, StateError, StorageFull
+from ckptstore.operations.background import Background
 from ckptstore.state.kept import KeptBuffers
 from ckptstore.state.live import Lender
 from ckptstore.testing.equality import assert_same
@@ -194,25 +196,69 @@ def test_a_handler_may_save_within_a_step(slowed, monkeypatch, way):
         assert_same(store.checkout(2)["w"], before)
 
 
-def test_a_handler_within_commit_async_is_refused_another(slowed):
+@pytest.mark.parametrize("act", ["commit_async", "close"])
+@pytest.mark.parametrize("within", ["the state", "the copying"])
+def test_a_handler_within_commit_async_is_refused_another(slowed, monkeypatch, act, within):
     store, _ = slowed
+    told: list[CommitInFlight] = []
+
+    def signalled() -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
 
     class Handling(ckptstore.StateDict):
         def state_dict(self) -> dict[str, Any]:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            if within == "the state":
+                signalled()
             return dict(self)
 
-    refused = []
+    class Pool(ThreadPoolExecutor):
+        def _adjust_thread_count(self) -> None:  # which holds a lock of Python's own
+            if threading.current_thread() is threading.main_thread():
+                signalled()
+            super()._adjust_thread_count()
 
-    def save() -> None:
-        with pytest.raises(CommitInFlight) as told:
-            store.commit_async({"x": 1}, step=2)
-        refused.append(told.value)
+    def interfere() -> None:
+        with pytest.raises(CommitInFlight) as found:
+            store.close() if act == "close" else store.commit_async({"x": 1}, step=2)
+        told.append(found.value)
 
-    with handling(save):
-        store.commit_async({"state": Handling(a=1)}, step=1).result()
-    assert refused
+    if within == "the copying":
+        monkeypatch.setattr("ckptstore.state.kept.ThreadPoolExecutor", Pool)
+    with handling(interfere):
+        store.commit_async({"state": Handling(a=1), "w": torch.ones(5000)}, step=1).result()
+    assert told
     assert store.steps() == [1]
+
+
+def test_a_commit_begins_after_another_thread_has_closed(slowed, monkeypatch):
+    """Otherwise its optimizers would be left unwatched."""
+    store, storage = slowed
+    weights, optimizer = owned()
+    store.commit_async({"w": weights, "optim": optimizer}, step=0).result()
+    closing, may_close = threading.Event(), threading.Event()
+    land = Background.land
+
+    def land_slowly(self: Background) -> None:
+        land(self)
+        if threading.current_thread() is closer:
+            closing.set()
+            may_close.wait()
+
+    monkeypatch.setattr(Background, "land", land_slowly)
+    closer = threading.Thread(target=store.close)
+    closer.start()
+    assert closing.wait(30)
+    threading.Timer(0.3, may_close.set).start()
+    storage.gate.clear()
+    optimizer.step()
+    before = copied(weights)
+    handle = store.commit_async({"w": weights, "optim": optimizer}, step=1)
+    assert may_close.is_set()
+    optimizer.step()
+    closer.join()
+    storage.gate.set()
+    handle.result()
+    assert_same(store.checkout(1)["w"], before)
 
 
 # memory
