@@ -1,7 +1,6 @@
 """The face of a store. Every method is a thin call of one operation.
 
-Operations that touch live state are imported when called: they import torch, which takes seconds, and
-`ckptstore log` must not wait for it.
+Operations on live state are imported when called: they import torch, which takes seconds that others need not wait.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.codecs import Level
 from ckptstore.format.version import MIB
+from ckptstore.importing import import_committing
 from ckptstore.keeping import Keeping
 from ckptstore.opening import open_parts
 from ckptstore.operations import address, history
@@ -131,7 +131,7 @@ class Store(Keeping):
     def close(self) -> None:
         """Wait for a background commit, raise its error if nobody saw it, and give back memory, files, connections.
 
-        Raises CommitInFlight in a signal's handler that interrupts `commit_async` or `close`.
+        Raises CommitInFlight within `commit_async` or `close`, which a signal's handler interrupted.
         """
         self._background.close()
 
@@ -372,8 +372,7 @@ class Store(Keeping):
         Bytes are told by chunk digests, without reading data. With `values`, changed tensors are read, chunk by chunk
         within the budget (see `checkout`), and their numeric change is computed in float64.
         """
-        before, after = self.manifest(old), self.manifest(new)
-        diff = compare_commits(before, after, self._parts.digest.size)
+        diff = compare_commits(self.manifest(old), self.manifest(new), self._parts.digest.size)
         if not values:
             return diff
         from ckptstore.operations.numbers import with_numbers
@@ -389,6 +388,7 @@ class Store(Keeping):
         run: str | None,
         **leaves: Any,
     ) -> Wish:
+        import_committing()
         from ckptstore.operations.ranks.together import Wish, flattened
 
         name = self._run if run is None else run

@@ -18,6 +18,7 @@ HOUSE = Path(ckptstore.__file__).parent
 FLOORS = {
     "errors": 0,
     "patience": 0,
+    "importing": 0,
     "format": 1,
     "storage": 2,
     "catalog": 2,

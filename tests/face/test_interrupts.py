@@ -414,3 +414,27 @@ def test_it_is_told_that_it_is_too_late(tmp_path):
     done = run(_LATE, tmp_path / "store")
     assert done.stdout.count("the interpreter exits") == 2
     assert not done.stderr
+
+
+_INTERRUPTED_IMPORT = """
+import importlib.abc, os, signal, sys, torch, ckptstore
+store, saved, interrupted = ckptstore.open(sys.argv[1]), [], []
+def save(*_):
+    saved.append(store.commit({"x": torch.ones(300)}, step=1, run="handler").step)
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[2] and not interrupted:
+            interrupted.append(name)
+            os.kill(os.getpid(), signal.SIGUSR1)
+signal.signal(signal.SIGUSR1, save)
+sys.meta_path.insert(0, Interrupting())
+store.commit({"x": torch.zeros(300)}, step=0)
+print(store.steps(), saved, store.read("handler@1", "x").sum().item())
+"""
+
+
+@pytest.mark.parametrize("module", ["operations.commit", "state.live", "operations.ranks.together", "state.staging"])
+def test_a_handler_may_save_while_the_first_commit_imports_what_it_needs(tmp_path, module):
+    command = [sys.executable, "-c", _INTERRUPTED_IMPORT, tmp_path / "store", f"ckptstore.{module}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr) == ("[0] [1] 300.0\n", "")
