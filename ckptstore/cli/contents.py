@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _PREVIEW = 60
 _MARKS = {"added": "A", "removed": "R", "moved": "M", "changed": "C"}
 _ROOT = "(the state)"
+_OTHERS = 3
+"""As many of the leaves that one is tied to are named."""
 
 _LS = (
     Column("PATH", fold=True),
@@ -103,8 +107,8 @@ def diff(place: Place, *, old: str, new: str, values: bool, summary: bool, as_js
     counts = ", ".join(f"{len(found.of(kind)):,} {kind}" for kind in _MARKS)
     click.echo(f"{counts}, {found.unchanged:,} unchanged")
     if found.restructured or found.retied:
-        others = f"{len(found.restructured):,} containers are others"
-        click.echo(f"{others}, {len(found.retied):,} leaves are tied to others")
+        told = text.count(len(found.restructured), "container"), text.count(len(found.retied), "leaf", "leaves")
+        click.echo(f"{told[0]} built and {told[1]} tied otherwise")
     click.echo(f"{text.size(found.changed_bytes)} of {text.size(found.new_bytes)} changed")
 
 
@@ -118,14 +122,21 @@ def _diff_row(change: Change) -> list[str]:
 def _container_row(change: Restructured) -> list[str]:
     from ckptstore.cli.records import nature
 
-    before, after = (cropped(nature(one), _PREVIEW) if one else "none" for one in (change.old, change.new))
-    how = f"{before}, its keys in another order" if change.reordered else f"{before} → {after}"
+    pairs = (change.old, change.new), (change.new, change.old)
+    before, after = (cropped(nature(one, other), _PREVIEW) if one else "no container" for one, other in pairs)
+    alike = "its keys in another order" if change.reordered else "and another further on"
+    how = f"{before} → {after}" if before != after else f"{before}, {alike}"
     return ["S", text.clean(change.path) or _ROOT, "", how, *[""] * 4]
 
 
 def _tie_row(change: Retied) -> list[str]:
-    before, after = (f"tied to {text.clean(path)}" if path else "apart" for path in (change.old, change.new))
+    before, after = (_tied_to(change.path, group) for group in (change.old, change.new))
     return ["T", text.clean(change.path), "", f"{before} → {after}", *[""] * 4]
+
+
+def _tied_to(path: str, group: Sequence[str]) -> str:
+    others = list(islice((text.clean(other) for other in group if other != path), _OTHERS + 1))
+    return f"tied to {', '.join(others[:_OTHERS])}{', …' * (len(others) > _OTHERS)}" if others else "apart"
 
 
 def _changed(change: Change) -> str:
@@ -191,6 +202,7 @@ def _change_json(change: Change) -> dict[str, Any]:
         "kind": change.kind,
         "moved_from": change.moved_from or None,
         "changed_bytes": change.changed_bytes,
+        "repeated": change.repeated,
         "old": entry_json(change.old) if change.old is not None else None,
         "new": entry_json(change.new) if change.new is not None else None,
         "numbers": asdict(change.numbers) if change.numbers is not None else None,

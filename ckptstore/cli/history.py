@@ -71,7 +71,7 @@ def show(place: Place, *, step: str, as_json: bool) -> None:
 
     with place.open() as store:
         view = store.manifest(step)
-        commit, dtypes = view.commit, summary(view)
+        commit, dtypes = view.commit, summary(view.manifest)
         if as_json:
             print_json(commit_json(commit) | {"document": commit.document, "dtypes": dtypes})
             return

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptstore.cli import text
 from ckptstore.cli.values import shown
-from ckptstore.format.manifest import Container, Entry, TensorEntry, ValueEntry, entry_bytes
-from ckptstore.state.paths import segment
+from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry, ValueEntry, entry_bytes
 
 if TYPE_CHECKING:
     from ckptstore.catalog.base import CommitRecord, RunRecord
@@ -51,16 +49,17 @@ def entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def container_json(container: Container) -> dict[str, Any]:
-    """A container: what it is, its keys as segments of paths, and what else belongs to it as Python text."""
+    """A container: what it is, and as Python text its keys and what else belongs to it."""
     attributes = {name: shown(value) for name, value in container.attributes.items()}
-    keys = [segment(key) for key in container.keys]
+    keys = [shown(key) for key in container.keys]
     return {"kind": container.kind, "type": container.type or None, "keys": keys, "attributes": attributes}
 
 
-def nature(container: Container) -> str:
-    """`list`, `namedtuple train:Point`, or `deque maxlen=3`; nothing of its keys."""
+def nature(container: Container, other: Container | None) -> str:
+    """`list`, `namedtuple train:Point`, or `deque maxlen=3`; of its keys nothing, nor what the other has alike."""
     told = [container.kind, container.type]
-    told += [f"{name}={shown(value)}" for name, value in container.attributes.items()]
+    alike = other.attributes.items() if other is not None and other.kind == container.kind else ()
+    told += [f"{name}={shown(value)}" for name, value in container.attributes.items() if (name, value) not in alike]
     return text.clean(" ".join(filter(None, told)))
 
 
@@ -83,11 +82,12 @@ def preview(entry: Entry) -> str:
     return text.clean(shown(entry.value)) if not entry.size else "…"
 
 
-def summary(entries: Mapping[str, Entry]) -> dict[str, dict[str, int]]:
-    """Per dtype how many leaves there are, and their bytes; the largest first."""
+def summary(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Per dtype how many leaves there are, and their bytes, of what is tied once; the largest first."""
     found: dict[str, dict[str, int]] = {}
-    for entry in entries.values():
+    repeated = manifest.tied
+    for path, entry in manifest.entries.items():
         group = found.setdefault(dtype(entry), {"leaves": 0, "bytes": 0})
         group["leaves"] += 1
-        group["bytes"] += entry_bytes(entry)
+        group["bytes"] += 0 if path in repeated else entry_bytes(entry)
     return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))

@@ -14,6 +14,13 @@ _MOST_BYTES = 16
 
 def shown(value: Value) -> str:
     """A value as text, such as `(0.9, 0.999)` or `torch.float32`. Long bytes are cut."""
+    try:
+        return _shown(value)
+    except RecursionError:
+        return "<a value in too many others>"
+
+
+def _shown(value: Value) -> str:
     if isinstance(value, list):
         return f"[{_listed(value)}]"
     if isinstance(value, bytes):
@@ -27,16 +34,16 @@ def shown(value: Value) -> str:
 def _kind(kind: str, inner: Value) -> str:
     try:
         return _FORMS[kind](inner) if kind in _FORMS else f"{kind}({_arguments(inner)})"
-    except (TypeError, ValueError, LookupError, AttributeError, struct.error):
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, struct.error):
         return f"<{kind}>"  # damaged, or of a newer ckptstore
 
 
 def _listed(items: list[Value]) -> str:
-    return ", ".join(map(shown, items))
+    return ", ".join(map(_shown, items))
 
 
 def _arguments(inner: Value) -> str:
-    return _listed(inner) if isinstance(inner, list) else shown(inner)
+    return _listed(inner) if isinstance(inner, list) else _shown(inner)
 
 
 def _bytes(value: bytes) -> str:
@@ -44,7 +51,7 @@ def _bytes(value: bytes) -> str:
 
 
 def _pairs(flat: list[Value]) -> str:
-    return ", ".join(f"{shown(key)}: {shown(value)}" for key, value in zip(flat[::2], flat[1::2], strict=True))
+    return ", ".join(f"{_shown(key)}: {_shown(value)}" for key, value in zip(flat[::2], flat[1::2], strict=True))
 
 
 def _moment(told: list[Any]) -> str:
@@ -58,7 +65,7 @@ def _zone(kind: str, inner: Any) -> str:
 
 def _enum(told: list[Any]) -> str:
     name, member = told[0].rpartition(":")[2], told[1]
-    return f"{name}.{member}" if isinstance(member, str) else f"{name}({shown(member)})"
+    return f"{name}.{member}" if isinstance(member, str) else f"{name}({_shown(member)})"
 
 
 def _numpy_scalar(told: list[Any]) -> str:

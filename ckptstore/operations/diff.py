@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -40,6 +40,7 @@ class Change:
         kind: added, removed, changed or moved.
         old, new: its entries; None when added or removed.
         changed_bytes: bytes of the chunks that differ; of the whole leaf when its form differs.
+        repeated: whether it is tied to a leaf before it in the new state, so that its bytes count once.
         moved_from: the old path of a moved leaf.
         numbers: how values changed, when asked for and both are dense numbers of one shape.
     """
@@ -51,6 +52,7 @@ class Change:
     changed_bytes: int
     moved_from: str = ""
     numbers: Numbers | None = None
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -89,8 +91,9 @@ class Diff:
 
     @property
     def changed_bytes(self) -> int:
-        """Bytes of the new state that the old one does not have at the same place."""
-        return sum(change.changed_bytes for change in self.changes if change.kind in ("added", "changed"))
+        """Bytes of the new state that the old one does not have at the same place; what is tied counts once."""
+        counted = (change for change in self.changes if change.kind in ("added", "changed") and not change.repeated)
+        return sum(change.changed_bytes for change in counted)
 
 
 def compare_commits(old: ManifestView, new: ManifestView, digest_size: int) -> Diff:
@@ -128,8 +131,9 @@ def compare(old: Manifest, new: Manifest, digest_size: int) -> list[Change]:
     changes += [
         Change(path, "removed", removed[path], None, entry_bytes(removed[path])) for path in removed if path in gone
     ]
-    order = {path: place for place, path in enumerate(new.entries)}
-    return sorted(changes, key=lambda change: order.get(change.path, len(order)))
+    order, repeated = {path: place for place, path in enumerate(new.entries)}, new.tied
+    changes.sort(key=lambda change: order.get(change.path, len(order)))
+    return [replace(change, repeated=True) if change.path in repeated else change for change in changes]
 
 
 def changed_bytes(old: Entry, new: Entry, digest_size: int) -> int:

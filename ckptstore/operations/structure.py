@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from ckptstore.format.manifest import Container, Manifest
-from ckptstore.state.paths import segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,17 @@ class Restructured:
 
 @dataclass(frozen=True, slots=True)
 class Retied:
-    """A leaf of the new state that is tied to another than before.
+    """A leaf of both states that is one tensor with others of these than before.
 
     Attributes:
         path: its logical path.
-        old, new: the path of the first leaf of those that it was and is one tensor with; "" when that is itself.
+        old, new: the paths of all of these that it was and is one tensor with, its own among them; () where that is
+            alone.
     """
 
     path: str
-    old: str
-    new: str
+    old: tuple[str, ...]
+    new: tuple[str, ...]
 
 
 def restructured(old: Manifest, new: Manifest) -> Iterator[Restructured]:
@@ -55,11 +55,13 @@ def restructured(old: Manifest, new: Manifest) -> Iterator[Restructured]:
 
 
 def retied(old: Manifest, new: Manifest) -> Iterator[Retied]:
-    """Every leaf of the new manifest that is tied otherwise."""
-    before, after = old.tied, new.tied
+    """Every leaf that both have and that is tied otherwise to what both have, in the order of the new manifest."""
+    common = old.entries.keys() & new.entries.keys()
+    known: dict[frozenset[str], tuple[str, ...]] = {}  # one for all that are equal, however many leaves are in them
+    before, after = ({} if old.aliases == new.aliases else _ties(each, common, known) for each in (old, new))
     for path in new.entries:
-        if before.get(path, "") != after.get(path, ""):
-            yield Retied(path, before.get(path, ""), after.get(path, ""))
+        if before.get(path) is not after.get(path):
+            yield Retied(path, before.get(path, ()), after.get(path, ()))
 
 
 def _is_told(old: Container | None, new: Container | None) -> bool:
@@ -74,9 +76,18 @@ def _nature(container: Container) -> bytes:
     return msgspec.msgpack.encode((container.kind, container.type, container.attributes))
 
 
-def _common_keys(container: Container, other: Container) -> list[str]:
-    """Those that both have, in the order of the first."""
+def _common_keys(container: Container, other: Container) -> list[bytes]:
+    """Those that both have, encoded, in the order of the first."""
     if container.keys == other.keys:
         return []
-    there = {segment(key) for key in other.keys}
-    return [key for key in map(segment, container.keys) if key in there]
+    there = set(map(msgspec.msgpack.encode, other.keys))
+    return [key for key in map(msgspec.msgpack.encode, container.keys) if key in there]
+
+
+def _ties(
+    manifest: Manifest, common: Collection[str], known: dict[frozenset[str], tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Path → all that it is one tensor with, as far as they are in common."""
+    groups = [tuple(filter(common.__contains__, group)) for group in manifest.aliases]
+    tied = [known.setdefault(frozenset(group), group) for group in groups if len(group) > 1]
+    return {path: group for group in tied for path in group}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from typing import Any
 
 import pytest
 import torch
@@ -57,28 +58,46 @@ def test_diff_of_equal_states_is_empty(url, told):
 def test_diff_of_structure(tmp_path, told, asked):
     one, other, url = torch.ones(30), torch.ones(30), tmp_path / "store"
     with ckptstore.open(url) as store:
-        store.commit({"x": {"l": [one], "d": deque([1], 2), "k": {"a": 1, "b": 2}, "v": other, "w": one}}, step=0)
-        state = {"x": {"l": (one,), "d": deque([1], 3), "k": {"b": 2, "a": 1}, "v": one, "w": other, "e": {}}}
+        state = {"l": [0 * one], "t": one, "d": deque([1], 2), "k": {"a": 1, "b": 2}, "v": other, "w": one}
+        store.commit({"x": state}, step=0)
+        state = {"l": (0 * one,), "t": one, "d": deque([1], 3), "k": {"b": 2, "a": 1}, "v": one, "w": other, "e": {}}
+        state = {"x": state}
         store.commit(state, step=1)
     rows = [line.split(maxsplit=2) for line in told("diff", url, 0, 1).splitlines()]
     assert ["S", "x/l", "list → tuple"] in rows
     assert ["S", "x/d", "deque maxlen=2 → deque maxlen=3"] in rows
     assert ["S", "x/k", "dict, its keys in another order"] in rows
-    assert ["S", "x/e", "none → dict"] in rows
-    assert ["T", "x/v", "apart → tied to x/l/0"] in rows
-    assert ["T", "x/w", "tied to x/l/0 → apart"] in rows
+    assert ["S", "x/e", "no container → dict"] in rows
+    assert ["T", "x/v", "apart → tied to x/t"] in rows
+    assert ["T", "x/w", "tied to x/t → apart"] in rows
+    assert ["T", "x/t", "tied to x/w → tied to x/v"] in rows
     told_in_short = told("diff", url, 0, 1, "--summary").splitlines()
-    assert told_in_short[1] == "4 containers are others, 2 leaves are tied to others"
+    assert told_in_short[1] == "4 containers built and 3 leaves tied otherwise"
     document = asked("diff", url, 0, 1)
-    assert (document["changes"], document["restructured"], document["retied"]) == ([], 4, 2)
+    assert (document["changes"], document["restructured"], document["retied"]) == ([], 4, 3)
     containers = {told["path"]: (told["old"], told["new"]) for told in document["containers"]}
-    assert [one["keys"] for one in containers["x/k"]] == [["a", "b"], ["b", "a"]]
+    assert [one["keys"] for one in containers["x/k"]] == [["'a'", "'b'"], ["'b'", "'a'"]]
     assert [one["attributes"] for one in containers["x/d"]] == [{"maxlen": "2"}, {"maxlen": "3"}]
     assert containers["x/e"] == (None, {"kind": "dict", "type": None, "keys": [], "attributes": {}})
     assert {told["path"]: (told["old"], told["new"]) for told in document["ties"]} == {
-        "x/v": ("", "x/l/0"),
-        "x/w": ("x/l/0", ""),
+        "x/t": (["x/t", "x/w"], ["x/t", "x/v"]),
+        "x/v": ([], ["x/t", "x/v"]),
+        "x/w": (["x/t", "x/w"], []),
     }
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")
+def test_only_what_differs_is_shown_of_a_container(tmp_path, told):
+    with ckptstore.open(tmp_path / "store") as store:
+        for step, zero in enumerate((0, 7)):
+            noted: Any = OrderedDict(a=1)
+            noted.note = f"{'as before ' * 20}{step}"
+            store.commit(
+                {"q": torch.quantize_per_tensor(torch.ones(9), 1 / 255, zero, torch.quint8), "x": noted}, step=step
+            )
+    rows = "".join(told("diff", tmp_path / "store", 0, 1).split())
+    assert "quantized_per_tensorzero_point=0→quantized_per_tensorzero_point=7" in rows
+    assert "SxOrderedDictvars=" in rows and "…,andanotherfurtheron" in rows
 
 
 def test_the_whole_state_is_named_in_a_diff(tmp_path, told):

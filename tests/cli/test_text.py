@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -141,3 +142,13 @@ def test_plain_values_are_shown_as_python(value):
 )
 def test_kinds_of_values(encoded, expected):
     assert shown(encoded) == expected
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+def test_what_nobody_writes_is_shown_as_well_as_it_can_be():
+    zone = ["x", [{"timedelta": [10**18, 0, 0]}]]
+    assert shown({"time": ["12:00", 0, {"dict": zone}]}) == "<time>"
+    assert shown(nested(600)) == "<a value in too many others>"

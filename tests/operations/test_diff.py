@@ -2,8 +2,9 @@ import copy
 import math
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ import ckptstore
 from ckptstore.format.grid import Grid
 from ckptstore.format.manifest import Container, Manifest, TensorEntry, ValueEntry, chunk_digests, entry_bytes
 from ckptstore.operations.diff import compare
-from ckptstore.operations.structure import Retied, restructured
+from ckptstore.operations.structure import Retied, restructured, retied
 
 PATHS = st.sampled_from(["a", "b", "c", "d", "e"])
 
@@ -224,8 +225,77 @@ def test_ties_that_came_and_went_are_told(store):
     store.commit({"x": {"a": one, "b": one, "c": other, "d": one, "e": other}}, step=1)
     store.commit({"x": {"a": one, "b": other.clone(), "c": other, "d": other}}, step=2)
     diff = store.diff(0, 1)
-    assert diff.retied == (Retied("x/d", "x/c", "x/a"), Retied("x/e", "", "x/c"))
+    pair, rest, three = ("x/a", "x/b"), ("x/c", "x/d"), ("x/a", "x/b", "x/d")
+    assert diff.retied == (
+        Retied("x/a", pair, three),
+        Retied("x/b", pair, three),
+        Retied("x/c", rest, ()),
+        Retied("x/d", rest, three),
+    )
     assert [change.path for change in diff.changes] == ["x/e"]
-    assert "2 retied" in repr(diff)
-    assert store.diff(0, 2).retied == (Retied("x/b", "x/a", ""),)
-    assert store.diff(2, 0).retied == (Retied("x/b", "", "x/a"),)
+    assert "4 retied" in repr(diff)
+    assert store.diff(0, 2).retied == (Retied("x/a", pair, ()), Retied("x/b", pair, ()))
+    assert store.diff(2, 0).retied == (Retied("x/a", (), pair), Retied("x/b", (), pair))
+
+
+GROUPS = st.lists(st.sets(PATHS, min_size=1), max_size=3).map(
+    lambda sets: [sorted(own - set().union(*sets[:place])) for place, own in enumerate(sets)]
+)
+
+
+@given(GROUPS, GROUPS, st.randoms(), st.sets(PATHS), st.sets(PATHS))
+def test_ties_are_told_of_leaves_that_are_tied_to_others(old, new, chance, came, went):
+    manifests, mates = [], []
+    for groups, gone in ((old, came), (new, went)):
+        here = [[path for path in group if path not in gone] for group in groups]
+        for group in here:
+            chance.shuffle(group)
+        paths = [path for path in "abcde" if path not in gone]
+        chance.shuffle(paths)
+        ties = tuple(tuple(group) for group in here if len(group) > 1)
+        manifests.append(Manifest(dict.fromkeys(paths, ValueEntry(1)), {}, ties))
+        mates.append({path: set(group) for group in ties for path in group})
+    common = manifests[0].entries.keys() & manifests[1].entries.keys()
+    expected = {
+        path: tuple((each.get(path, {path}) & common) - {path} for each in mates)
+        for path in common
+        if mates[0].get(path, {path}) & common != mates[1].get(path, {path}) & common
+    }
+    found = list(retied(*manifests))
+    assert [change.path for change in found] == [path for path in manifests[1].entries if path in expected]
+    assert {
+        change.path: (set(change.old) - {change.path}, set(change.new) - {change.path}) for change in found
+    } == expected
+
+
+def test_many_leaves_that_are_tied_take_no_longer_for_each(store):
+    paths = [f"w{number}" for number in range(50_000)]
+    entries = dict.fromkeys(paths, tensor([1, 1, 1]))
+    one, other = tuple(paths), tuple(reversed(paths))
+    assert list(retied(Manifest(entries, {}, (one,)), Manifest(entries, {}, (other,)))) == []
+    halves = Manifest(entries, {}, (one[::2], one[1::2]))
+    assert len(list(retied(Manifest(entries, {}, (one,)), halves))) == len(paths)
+
+
+def test_bytes_of_what_is_tied_count_once(store):
+    weight = torch.zeros(3000)
+    for step in range(2):
+        store.commit({"x": {"a": weight + step, "n": step}}, step=10 + step)
+        both = weight + step
+        store.commit({"x": {"a": both, "b": both, "n": step}}, step=step)
+    alone, tied = store.diff(10, 11), store.diff(0, 1)
+    assert [change.repeated for change in tied.changes] == [False, True, False]
+    assert tied.changed_bytes == alone.changed_bytes <= tied.new_bytes
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+HOSTILE: list[Any] = [msgspec.msgpack.Ext(5, b"x"), {"dict": {b"k": 1}}, {b"k": [1]}, [1, 2], nested(400)]
+
+
+@pytest.mark.parametrize("key", HOSTILE, ids=lambda key: str(key)[:10])
+def test_keys_that_nobody_writes_stop_nothing(key):
+    old, new = (Manifest({}, {"": Container("dict", keys)}) for keys in ((key, "a"), ("a", key)))
+    assert [change.reordered for change in restructured(old, new)] == [True]
