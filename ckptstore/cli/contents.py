@@ -53,7 +53,7 @@ def ls(place: Place, *, step: str, glob: tuple[str, ...], as_json: bool) -> None
     from ckptstore.cli.records import entry_json
     from ckptstore.operations.paths import chosen, require_matches
 
-    with place.open() as store:
+    with place.open(step) as store:
         view = store.manifest(step)
     require_matches([*view.manifest.entries, *view.manifest.containers], glob, view.name)
     leaves = chosen(view.manifest.entries, glob or None)
@@ -93,7 +93,7 @@ def diff(place: Place, *, old: str, new: str, values: bool, summary: bool, as_js
     The marks are A added, R removed, M moved, C changed, S a container that is another, T a leaf that is tied to
     another. CHANGED counts the bytes of the chunks that differ.
     """
-    with place.open() as store, progress_bar() as progress:
+    with place.open(old, new) as store, progress_bar() as progress:
         found = store.diff(old, new, values=values, progress=progress)
     if as_json:
         print_json(_diff_json(found, summary=summary))

@@ -46,7 +46,7 @@ def export_(
     if kind == "dcp" and force:
         raise click.UsageError("--force is for files: remove the folder first")
     options = {} if kind == "dcp" else {"overwrite": force}
-    with place.open() as store, progress_bar() as progress:
+    with place.open(step) as store, progress_bar() as progress:
         commit = store.find(step)
         _function("export", kind)(store, commit, file, paths=paths or None, progress=progress, **options)
     size = sum(part.stat().st_size for part in (file.iterdir() if file.is_dir() else [file]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -69,7 +70,7 @@ def show(place: Place, *, step: str, as_json: bool) -> None:
     """Show a commit, or the latest: sizes, metadata, kinds of leaves."""
     from ckptstore.cli.records import commit_json, summary
 
-    with place.open() as store:
+    with place.open(step) as store:
         view = store.manifest(step)
         commit, dtypes = view.commit, summary(view.manifest)
         if as_json:
@@ -120,7 +121,8 @@ def tag(place: Place, *, name: str | None, step: str | None, delete: bool, as_js
     """
     if delete != (name is not None and step is None):
         raise click.UsageError("give NAME and STEP to tag, -d and NAME to remove a tag, or neither to list them")
-    with place.open() as store:
+    run = (step or "").rpartition("@")[0] or place.run
+    with replace(place, run=run).open() as store:
         if name is not None and step is not None:
             store.tag(name, step)
         elif name is not None:
@@ -147,7 +149,7 @@ def rm(place: Place, *, step: tuple[str, ...], as_json: bool) -> None:
     """Delete commits. They can be restored until a gc finds them deleted for longer than its grace."""
     from ckptstore.operations.gc import DEFAULT_GRACE
 
-    with place.open() as store:
+    with place.open(*step) as store:
         found = {commit.id: commit for commit in map(store.find, step)}
         # Tagged ones are refused: first, before another one is deleted.
         for commit in sorted(found.values(), key=lambda commit: not commit.tags):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ckptstore.store import Store
 
 DEFAULT_RUN = "main"
+_MOST_RUNS = 20
 STEP = "A STEP is a number, a tag, or latest; run@STEP is one of another run."
 
 Command = Callable[..., None]
@@ -27,18 +28,18 @@ class Place:
     run: str | None
     key_file: str | None
 
-    def open(self, *, any_run: bool = False) -> Store:
+    def open(self, *steps: str, any_run: bool = False) -> Store:
         """The store, which must be there already.
 
         Raises:
             NotAStore: it is not.
-            RunNotFound: it has no such run, and `any_run` does not say that it needs none.
+            RunNotFound: it has no such run; but `any_run`, or each of some `steps` that names its own, needs none.
         """
         from ckptstore.store import open_store
 
         name = self.run or DEFAULT_RUN
         store = open_store(self.url, catalog=self.catalog, run=name, create=False, key_file=self.key_file)
-        if not any_run:
+        if not (any_run or (steps and all("@" in step for step in steps))):
             self._check_run(store, name)
         return store
 
@@ -48,7 +49,8 @@ class Place:
         known = [run.name for run in store.runs()]
         if name not in known and (known or self.run is not None):
             store.close()
-            raise RunNotFound(f"no run {name!r}: choose one with --run; {nearest(name, known)}")
+            there = nearest(name, known) if self.run else f"there are {', '.join(known[:_MOST_RUNS])}"
+            raise RunNotFound(f"no run {name!r}: choose one with --run; {there}")
 
 
 def store_command(command: Command) -> Command:

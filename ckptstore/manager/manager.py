@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class CheckpointManager:
             store: an open store; its run is the one that is saved to and restored from.
             save_interval: save the steps that it divides; or a policy, as `SaveEvery(100) | SaveAt({1, 10})`.
             keep: what to keep of the run, as `KeepLast(3) | KeepBest("loss")`; all by default. After each commit that
-                became durable the rest is dropped in the background. The newest and tagged commits always stay.
+                became durable the rest is dropped in the background. The newest and tagged commits always stay. A
+                KeepBest whose metric no commit has is warned of; where nothing else keeps any, none is dropped.
             grace: seconds for which a dropped step can be restored, and takes up space.
             async_: whether `save` returns before the commit is durable.
             on_preemption: save once more, at the next step, when SIGTERM or SIGUSR1 comes. Earlier handlers are called
@@ -253,6 +255,12 @@ class CheckpointManager:
 
     def _drop(self) -> None:
         assert self._keep is not None
+        commits = self._store.log()[::-1]
+        doubt = self._keep.doubt(commits)
+        if doubt:
+            warnings.warn(f"keep={self._keep}: {doubt}", stacklevel=1)
+            if not self._keep.keep(commits):
+                return
         self._store.plan_gc(self._keep | KeepLast(1), grace=self._grace).execute()
 
     def _wants(self, decision: _Decision) -> bool:

@@ -142,7 +142,9 @@ def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float, *, 
     commits = catalog.commits(run) if keep is not None else []
     kept = keep.keep(commits) if keep is not None else {}
     if commits and not kept and keep != KeepLast(0):
-        raise GcRefused(f"{keep} keeps none of the {len(commits)} commits of run {run!r}: to drop all, say KeepLast(0)")
+        why = keep.doubt(commits) if keep is not None else ""
+        told = f"{keep} keeps none of the {len(commits)} commits of run {run!r}{f' ({why})' if why else ''}"
+        raise GcRefused(f"{told}: to drop all, say KeepLast(0)")
     kept = {commit.id: f"tagged {', '.join(commit.tags)}" for commit in commits if commit.tags} | kept
     condemned = catalog.garbage(grace)
     sizes = {pack.name: pack.size for pack in catalog.packs()}

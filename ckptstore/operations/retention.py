@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckptstore.catalog.base import CommitRecord
-from ckptstore.errors import InvalidArgument
+from ckptstore.errors import InvalidArgument, nearest
 
 
 class Policy(ABC):
@@ -18,6 +18,10 @@ class Policy(ABC):
     @abstractmethod
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         """Of the live commits of one run, by ascending step: id of each that is kept → the reason."""
+
+    def doubt(self, commits: Sequence[CommitRecord]) -> str:
+        """What makes it look as if it was not meant so, in a sentence; "" if nothing does."""
+        return ""
 
     def __or__(self, other: Policy) -> Policy:
         if not isinstance(other, Policy):
@@ -34,6 +38,9 @@ class _Union(Policy):
         for part in self.parts:
             kept = part.keep(commits) | kept
         return kept
+
+    def doubt(self, commits: Sequence[CommitRecord]) -> str:
+        return next(filter(None, (part.doubt(commits) for part in self.parts)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,13 @@ class KeepBest(Policy):
         ]
         best = sorted(numbers, key=lambda rating: rating[:2])[: self.count]
         return {commit.id: f"one of the {self.count} best by {self.metric}" for _, _, commit in best}
+
+    def doubt(self, commits: Sequence[CommitRecord]) -> str:
+        """Commits have metadata, and none of them has the metric."""
+        known = sorted({key for commit in commits for key in commit.metadata})
+        if not self.count or not known or self.metric in known:
+            return ""
+        return f"no commit has {self.metric!r} in its metadata; {nearest(self.metric, known)}"
 
 
 def _is_count(value: object, least: int) -> bool:

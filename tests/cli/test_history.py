@@ -91,3 +91,34 @@ def test_rm_tells_until_when(url, asked):
 
 def test_show_takes_the_latest(url, asked):
     assert asked("show", url) == asked("show", url, 200)
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A store of which no run is called as the default is."""
+    monkeypatch.chdir(tmp_path)
+    with ckptstore.open("runs") as store:
+        for step in (1, 2):
+            for run in ("base", "other"):
+                store.commit({"x": step, "run": run}, step=step, run=run)
+    return "runs"
+
+
+def test_a_step_of_a_run_of_its_own_needs_no_other(runs, told, run, asked):
+    assert "base@2" in told("show", runs, "base@2")
+    assert "x" in told("ls", runs, "base@2")
+    assert "1 changed" in told("diff", runs, "base@1", "base@2", "--summary")
+    assert "wrote base@1 to" in told("export", runs, "base@1", "file.pt")
+    assert "deleted base@1" in told("rm", runs, "base@1")
+    for arguments in (("diff", runs, "base@2", "2"), ("show", runs), ("tag", runs, "x", "2")):
+        told_instead = run(*arguments, code=1).stderr
+        assert "no run 'main': choose one with --run; there are base, other" in told_instead
+    assert "nearest: other" in run("show", runs, "2", "--run", "othr", code=1).stderr
+
+
+def test_a_tag_of_another_run_is_told_as_one_of_that(runs, told, asked):
+    assert told("tag", runs, "best", "base@2") == "tag best is now base@2\n"
+    assert told("tag", runs, "best", "other@1", "--run", "base") == "tag best is now other@1\n"
+    assert asked("tag", runs, "best", "other@2") == {"run": "other", "tags": {"best": 2}}
+    assert asked("tag", runs, "--run", "base") == {"run": "base", "tags": {"best": 2}}
+    assert told("tag", runs, "-d", "best", "--run", "base") == "removed tag best\n"

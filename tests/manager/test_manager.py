@@ -160,6 +160,24 @@ def test_what_is_kept_is_what_a_plain_model_keeps(tmp_path_factory, last, every,
                 store.tag(f"step-{step}", step)
 
 
+def test_a_metric_that_no_commit_has_is_warned_of(store, state):
+    with CheckpointManager(store, 1, keep=KeepBest("val_los")) as manager:
+        for step in range(3):
+            with pytest.warns(UserWarning, match=r"KeepBest.*no commit has 'val_los'.*nearest: val_loss"):
+                manager.save(step, state(), {"val_loss": 1.0 + step})
+                manager.join()
+        assert manager.all_steps() == [0, 1, 2]
+    with CheckpointManager(store, 1, keep=KeepBest("val_los") | KeepLast(2)) as manager:
+        with pytest.warns(UserWarning, match="nearest: val_loss"):
+            manager.save(3, state(), {"val_loss": 4.0})
+            manager.join()
+        assert manager.all_steps() == [2, 3]
+    with CheckpointManager(store, 1, keep=KeepBest("val_loss") | KeepLast(1)) as manager:
+        manager.save(4, state())
+        manager.join()
+        assert manager.all_steps() == [2, 4]
+
+
 def test_the_newest_stays_whatever_the_policy(store, state):
     with CheckpointManager(store, 1, keep=KeepIf(lambda commit: False), grace=0) as manager:
         for step in range(3):
