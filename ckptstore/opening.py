@@ -35,6 +35,7 @@ from ckptstore.storage.wrappers import ReadOnly
 from ckptstore.unlocking import KeyFile, change_passphrase, found_key, read_passphrase, unlock
 
 CATALOG_FILE = "catalog.sqlite"
+_DIGEST = "xxh3_128"
 _BRING_BACK = "bring the catalog back from a copy, or make it anew with ckptstore rebuild"
 
 
@@ -44,7 +45,7 @@ def open_parts(
     catalog: str | None,
     create: bool,
     read_only: bool,
-    digest: str,
+    digest: str | None,
     chunk_bytes: int,
     storage_options: Mapping[str, Any] | None,
     compression: Level = "auto",
@@ -52,11 +53,13 @@ def open_parts(
     key_file: KeyFile = None,
 ) -> ChunkStore:
     """The parts of the store at `url`, made if it is missing and `create` allows it; see `ckptstore.open`."""
-    _check_settings(digest, chunk_bytes, compression)
+    _check_settings(chunk_bytes, compression)
     storage = open_storage(url, storage_options=storage_options)
     config = _read_config(storage)
     if config is None and not create:
         raise _no_store(storage)
+    if digest is not None:
+        _check_digest(digest, storage, config)
     if catalog is None and config is not None and not isinstance(storage, LocalStorage):
         return _open_documents(storage, config, key_file, encrypt=encrypt)
     address = catalog_url(storage, catalog)
@@ -67,7 +70,7 @@ def open_parts(
         if encrypt:
             read_passphrase(key_file, storage.url)
         storage = open_storage(url, storage_options=storage_options, create=True)
-    config = config or _found(storage, digest, chunk_bytes, encrypt=encrypt, key_file=key_file)
+    config = config or _found(storage, digest or _DIGEST, chunk_bytes, encrypt=encrypt, key_file=key_file)
     version.check_features(config.requires_read, "read", storage.url)
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
@@ -262,8 +265,15 @@ def _no_store(storage: Storage) -> NotAStore:
     return NotAStore(f"{storage.url} holds no {version.KEY}: check the place, or make a store with init")
 
 
-def _check_settings(digest: str, chunk_bytes: int, compression: str) -> None:
-    digest_named(digest)
+def _check_digest(digest: str, storage: Storage, config: StoreConfig | None) -> None:
+    if config is None:
+        digest_named(digest)
+    elif digest != config.digest:
+        told = f"digest={digest!r}: the store {storage.url} was made with {config.digest!r}, for good"
+        raise InvalidArgument(f"{told}: leave it out, or make another store")
+
+
+def _check_settings(chunk_bytes: int, compression: str) -> None:
     if compression not in get_args(Level):
         raise InvalidArgument(f"compression={compression!r}: choose one of {', '.join(get_args(Level))}")
     least, most = version.CHUNK_BYTES

@@ -43,7 +43,7 @@ def open_store(
     run: str = DEFAULT_RUN,
     create: bool = True,
     read_only: bool = False,
-    digest: str = "xxh3_128",
+    digest: str | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     compression: Level = "auto",
     storage_options: Mapping[str, Any] | None = None,
@@ -58,7 +58,7 @@ def open_store(
         run: the run that steps belong to; it begins to exist with its first commit.
         create: make what is missing; otherwise a missing store is an error.
         read_only: refuse everything that changes the store.
-        digest: `xxh3_128`, `sha256` or `blake3`; only looked at when the store is made.
+        digest: `xxh3_128`, `sha256` or `blake3`, for good; by default the first for a new store, or that of the store.
         chunk_bytes: most bytes of a chunk, 4 KiB to 1 GiB; only looked at when the store is made.
         compression: what may be done to store less, always without loss. `none`: nothing. `fast`: what can be told
             from the chunk alone. `best`: also what changed in the parent's chunk, where that saves a fiftieth; and of
@@ -67,11 +67,11 @@ def open_store(
             that the commit ends sooner; otherwise only what shrinks to less than half at once, such as zeros and masks.
         storage_options: what fsspec passes on to the file system of a URL.
         encrypt: seal what is stored with a key, when the store is made; later, refuse one that was made without.
-        key_file: a file with the passphrase of an encrypted store; by default the one that the environment variable
-            CKPTSTORE_KEY_FILE names, or else the text of CKPTSTORE_KEY.
+        key_file: a file with the passphrase of an encrypted store; by default the one that CKPTSTORE_KEY_FILE in the
+            environment names, or else the text of CKPTSTORE_KEY.
 
     Raises:
-        InvalidArgument: an argument that cannot be; `encrypt` or `key_file` for a store that is not encrypted.
+        InvalidArgument: an argument that cannot be, or not for this store: another digest, a key for one without.
         WrongKey: the store is encrypted, and the key is missing or does not open it.
         NotAStore: the place holds something else, or nothing and `create` is off.
         StoreTooNew, SchemaTooNew: made by a newer ckptstore.

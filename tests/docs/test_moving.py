@@ -44,7 +44,6 @@ def run_examples(page):
 
 def given(training):
     training["train_step"]()
-    ckptstore.open("new").close()
     model = training["model"]
     return {"model": model, "optimizer": training["optimizer"], "weight": torch.zeros_like(model.weight)}
 

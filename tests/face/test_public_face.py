@@ -128,7 +128,7 @@ SIGNATURES = {
     "verify": "(self, level='data', *, subset=None, older_than=None, progress=None)",
 }
 OPEN = (
-    "(url, *, catalog=None, run='main', create=True, read_only=False, digest='xxh3_128', chunk_bytes=4194304, "
+    "(url, *, catalog=None, run='main', create=True, read_only=False, digest=None, chunk_bytes=4194304, "
     "compression='auto', storage_options=None, encrypt=False, key_file=None)"
 )
 

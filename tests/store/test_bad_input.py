@@ -276,6 +276,19 @@ def test_a_place_that_is_a_file(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("made", [None, "xxh3_128", "sha256"])
+def test_a_store_keeps_its_digest(tmp_path, made):
+    with ckptstore.open(tmp_path / "store", digest=made) as store:
+        store.commit({"x": 1}, step=0)
+    own = made or "xxh3_128"
+    for digest in (None, own):
+        with ckptstore.open(tmp_path / "store", digest=digest) as store:
+            assert store.read(0, "x") == 1
+    for digest in {"xxh3_128", "sha256", "blake3", "md5"} - {own}:
+        with pytest.raises(InvalidArgument, match=f"{digest}.*made with '{own}'"):
+            ckptstore.open(tmp_path / "store", digest=digest)
+
+
 @pytest.mark.parametrize("options", [{"digest": "md5"}, {"chunk_bytes": 1}, {"chunk_bytes": 1 << 40}])
 def test_settings_that_cannot_be(place, options):
     with pytest.raises(InvalidArgument):
