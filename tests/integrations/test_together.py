@@ -96,6 +96,16 @@ def test_states_that_are_none_together(crew, place, kind):
     assert_nothing_leaked(place)
 
 
+@pytest.mark.parametrize("ways", [["commit", "commit_async"], ["commit_async", "commit"]])
+def test_ranks_that_do_not_call_the_same(crew, store, ways):
+    answers = crew.tell("commit_one_way_or_the_other", 2, place=store.url, ways=ways)
+    assert [answer["error"] for answer in answers] == ["InvalidArgument", "RankFailed"]
+    assert all("as commit and commit_async are: let all ranks call the same" in answer["told"] for answer in answers)
+    assert store.steps() == []
+    crew.do("commit", 2, place=store.url, step=1)
+    assert store.steps() == [1]
+
+
 def test_ranks_that_disagree(crew, place, tmp_path):
     apart = crew.tell("commit_apart", 4, places=[place], steps=[1, 1, 2, 1])
     assert [answer["error"] for answer in apart] == ["InvalidArgument", *["RankFailed"] * 3]

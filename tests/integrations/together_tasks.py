@@ -109,6 +109,12 @@ def commit_apart(group, places, steps):
 
 
 @task
+def commit_one_way_or_the_other(group, place, ways):
+    with ckptstore.open(place) as store:
+        getattr(store, ways[dist.get_rank(group)])({"w": torch.ones(3000)}, step=1, process_group=group)
+
+
+@task
 def commit_misfits(group, place, kind):
     """Ranks whose states are no state together."""
     rank = dist.get_rank(group)

@@ -174,6 +174,7 @@ class Ranks:
         failed = None
         if not reasons:
             try:
+                _check_alike([told for _, told in everything])
                 return [(None, given) for given in answer([told for _, told in everything])], None
             except BaseException as error:  # noqa: BLE001 - as above
                 failed = error
@@ -218,6 +219,14 @@ def unpacked(sent: bytes) -> Any:
 
 def _bytes(size: int, device: torch.device | str) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _check_alike(told: Sequence[object]) -> None:
+    """Raises InvalidArgument when ranks are not at the same place, since they were called otherwise."""
+    if len({type(each) for each in told}) > 1:
+        raise InvalidArgument(
+            "ranks are at different calls, as commit and commit_async are: let all ranks call the same"
+        )
 
 
 def _reason(failure: BaseException | None) -> str | None:
