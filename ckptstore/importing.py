@@ -16,7 +16,10 @@ def import_committing() -> None:
     What goes wrong there is raised by who imports it next.
     """
     thread = Thread(target=_import, name="ckptstore-import", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        return  # the interpreter exits, which commits tell
     thread.join()
 
 

@@ -158,7 +158,7 @@ class Store(Keeping):
         Args:
             app_state: name → object with `state_dict` and `load_state_dict`, or nested plain state with tensors.
             step: 0 to 2**63 - 1, unique in the run.
-            metadata: JSON, such as {"loss": 2.3}; shown by `log`, used by `KeepBest`.
+            metadata: JSON, such as {"loss": 2.3}; shown by `log`, used by `KeepBest`. Of several ranks, rank 0's.
             parent: the commit this one continues; by default the run's highest step below this one. With a parent
                 from another run, the first commit of a run forks it from there.
             run: another run than the store's own; made if new.
@@ -173,7 +173,7 @@ class Store(Keeping):
 
         Raises:
             UnsupportedLeaf: a leaf has no encoding; names its path.
-            StepExists: the step holds another state. The same state again is success.
+            StepExists: the step holds another state. The same state again is success, with the metadata it had.
             InvalidArgument: a bad step, run, parent, metadata or glob; ranks that give another store, run or step.
             StateError: a DTensor, or what is `replicated`, does not fit together; names the path.
             RankFailed: another rank failed, or is gone.

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import ckptstore
-from ckptstore import CommitInFlight, StateError, StorageFull
+from ckptstore import CommitInFlight, StateError, StorageFull, importing
 from ckptstore.operations.background import Background
 from ckptstore.state.kept import KeptBuffers
 from ckptstore.state.live import Lender
@@ -410,10 +410,19 @@ def test_an_error_is_told_when_a_fork_ends(tmp_path):
     assert run(_FORKED, tmp_path / "store").stderr.count("a background commit failed: StepExists(") == 1
 
 
-def test_it_is_told_that_it_is_too_late(tmp_path):
-    done = run(_LATE, tmp_path / "store")
+@pytest.mark.parametrize("first", [False, True])
+def test_it_is_told_that_it_is_too_late(tmp_path, first):
+    done = run(_LATE.replace("store.commit(state, step=0)", "") if first else _LATE, tmp_path / "store")
     assert done.stdout.count("the interpreter exits") == 2
     assert not done.stderr
+
+
+def test_who_can_begin_no_thread_imports_without_one(monkeypatch):
+    def refuse_to_start(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 says
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
+    importing.import_committing.__wrapped__()
 
 
 _INTERRUPTED_IMPORT = """
