@@ -88,12 +88,11 @@ def _keep_best(wish: str) -> KeepBest:
 
 def _check_metrics(best: tuple[str, ...], commits: list[CommitRecord]) -> None:
     """A misspelt metric would keep nothing."""
-    from ckptstore.errors import InvalidArgument, nearest
+    from ckptstore.errors import InvalidArgument
 
-    known = sorted({key for commit in commits for key in commit.metadata})
-    for metric in (_keep_best(wish).metric for wish in best):
-        if commits and metric not in known:
-            raise InvalidArgument(f"no commit has {metric!r} in its metadata; {nearest(metric, known)}")
+    for wish in best:
+        if doubt := _keep_best(wish).doubt(commits):
+            raise InvalidArgument(doubt)
 
 
 def _print_plan(plan: GcPlan, commits: list[CommitRecord]) -> None:

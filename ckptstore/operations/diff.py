@@ -101,14 +101,14 @@ def compare_commits(old: ManifestView, new: ManifestView, digest_size: int) -> D
     changes = tuple(compare(old.manifest, new.manifest, digest_size))
     touched = sum(change.kind != "removed" for change in changes)
     return Diff(
-        old.commit,
-        new.commit,
-        changes,
-        len(new) - touched,
-        old.commit.logical_bytes,
-        new.commit.logical_bytes,
-        tuple(restructured(old.manifest, new.manifest)),
-        tuple(retied(old.manifest, new.manifest)),
+        old=old.commit,
+        new=new.commit,
+        changes=changes,
+        unchanged=len(new) - touched,
+        old_bytes=old.commit.logical_bytes,
+        new_bytes=new.commit.logical_bytes,
+        restructured=tuple(restructured(old.manifest, new.manifest)),
+        retied=tuple(retied(old.manifest, new.manifest)),
     )
 
 

@@ -36,4 +36,4 @@ def renumbered(manifest: Manifest, optimizers: Sequence[str]) -> Manifest:
 
 def _is_text(manifest: Manifest, state: str) -> bool:
     keys = manifest.containers.get(state, Container("dict")).keys
-    return bool(keys) and all(isinstance(key, str) and key.isdecimal() for key in keys)
+    return bool(keys) and all(isinstance(key, str) and key.isdecimal() and str(int(key)) == key for key in keys)

@@ -132,9 +132,9 @@ class KeepBest(Policy):
         return {commit.id: f"one of the {self.count} best by {self.metric}" for _, _, commit in best}
 
     def doubt(self, commits: Sequence[CommitRecord]) -> str:
-        """Commits have metadata, and none of them has the metric."""
+        """There are commits, and none of them has the metric."""
         known = sorted({key for commit in commits for key in commit.metadata})
-        if not self.count or not known or self.metric in known:
+        if not self.count or not commits or self.metric in known:
             return ""
         return f"no commit has {self.metric!r} in its metadata; {nearest(self.metric, known)}"
 

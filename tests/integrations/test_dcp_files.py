@@ -27,8 +27,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import ckptstore
 from ckptstore.errors import CkptStoreError, Conflict, FormatError, StateError, StepExists
+from ckptstore.format.manifest import Container, Entry, Manifest, ValueEntry
 from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.integrations.dcp_files import export_dcp, import_dcp
+from ckptstore.operations.renumbering import renumbered
+from ckptstore.state.paths import segment
 from ckptstore.state.pieces import PiecedTensor
 from ckptstore.testing.equality import assert_same
 
@@ -464,6 +467,12 @@ def test_an_optimizer_goes_on_from_a_state_whose_numbers_became_text(tmp_path, h
             store.checkout(7, into={"optim": others}, paths="optim/state/%30/exp_avg")
         store.checkout(7, into={"optim": others}, paths="optim/state/0/exp_avg")
         assert others.state[next(other.parameters())]["exp_avg"].equal(store.read(7, "optim/state/%30/exp_avg"))
+
+
+def test_texts_that_are_one_number_are_left_as_they_are():
+    entries: dict[str, Entry] = {f"optim/state/{segment(key)}/x": ValueEntry(key) for key in ("0", "00")}
+    manifest = Manifest(entries, {"optim/state": Container("dict", ("0", "00"))})
+    assert renumbered(manifest, ["optim"]) is manifest
 
 
 def test_what_is_no_optimizer_keeps_its_text(tmp_path):

@@ -131,6 +131,7 @@ def test_bad_steps_and_metrics_are_told_at_once(store, state):
 # what is kept
 
 
+@pytest.mark.filterwarnings("ignore:.*no commit has 'loss':UserWarning")
 @settings(deadline=None, max_examples=25)
 @given(
     last=st.integers(1, 3),
@@ -176,6 +177,15 @@ def test_a_metric_that_no_commit_has_is_warned_of(store, state):
         manager.save(4, state())
         manager.join()
         assert manager.all_steps() == [2, 4]
+
+
+def test_who_tells_no_metric_loses_no_step_for_want_of_one(store, state):
+    with CheckpointManager(store, 1, keep=KeepBest("loss")) as manager:
+        for step in range(3):
+            with pytest.warns(UserWarning, match=r"no commit has 'loss'.*there is none yet"):
+                manager.save(step, state())
+                manager.join()
+        assert manager.all_steps() == [0, 1, 2]
 
 
 def test_the_newest_stays_whatever_the_policy(store, state):

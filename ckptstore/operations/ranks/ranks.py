@@ -174,8 +174,9 @@ class Ranks:
         failed = None
         if not reasons:
             try:
-                _check_alike([told for _, told in everything])
-                return [(None, given) for given in answer([told for _, told in everything])], None
+                messages = [told for _, told in everything]
+                _check_alike(messages)
+                return [(None, given) for given in answer(messages)], None
             except BaseException as error:  # noqa: BLE001 - as above
                 failed = error
                 reasons = [f"rank {_COORDINATOR} failed: {_reason(error)}"]
