@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import ckptstore
+from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.operations.ranks import share
 from ckptstore.testing.lanes import FakeDevices
 from tests.integrations.rank_child import drifting, laid_out, local, tensors
@@ -23,6 +25,10 @@ def task(function):
 
 
 def commit(store, how, state, step, group):
+    if how == "dcp.save":
+        writer = StoreWriter(store, step=step, process_group=group)
+        dcp_save({"model": state}, storage_writer=writer, process_group=group)
+        return None
     made = getattr(store, how)({"model": state}, step=step, process_group=group)
     return made if how == "commit" else made.result()
 
@@ -73,7 +79,7 @@ def change_while_committing(group, place):
 
 
 @task
-def train_on_devices(group, place, layout, seed, steps=6):
+def train_on_devices(group, place, layout, seed, how="commit_async", steps=6):
     """Train on devices whose work is done late, and commit each step; which leaves are not what they were then."""
     wanted: list[dict[str, torch.Tensor]] = []
     with ckptstore.open(place) as store, FakeDevices(seed + 10 * dist.get_rank(group)) as devices:
@@ -87,7 +93,10 @@ def train_on_devices(group, place, layout, seed, steps=6):
                     lane.train(partial(local(state[name])[1:].add_, step))
                     held[1:].add_(step)
             wanted.append({name: held.clone() for name, held in mirror.items()})
-            store.commit_async({"model": state}, step=step, process_group=group)
+            if how == "commit_async":
+                store.commit_async({"model": state}, step=step, process_group=group)
+            else:
+                commit(store, how, state, step, group)
             if step % 3 == 2:
                 lane.synchronize()
                 commit(store, "commit", state, step, group)

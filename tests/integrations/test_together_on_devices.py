@@ -20,8 +20,13 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("how", ["commit", "commit_async"])
-@pytest.mark.parametrize(("layout", "count"), [("plain", 2), ("rows", 1), ("rows", 2), ("rows", 4)])
+@pytest.mark.parametrize(
+    ("how", "layout", "count"),
+    [
+        *((how, "plain", 2) for how in ("commit", "commit_async")),
+        *((how, "rows", count) for how in ("commit", "commit_async", "dcp.save") for count in (1, 2, 4)),
+    ],
+)
 def test_what_did_not_change_does_not_cross(crew, store, layout, count, how):
     crossed = crew.do("commit_changes_on_devices", count, place=store.url, layout=layout, how=how)
     part = WHOLE // (count if layout == "rows" else 1)
@@ -47,5 +52,12 @@ def test_what_changes_too_early_is_not_stored_as_something_else(crew, store):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_step_holds_what_it_held_on_the_devices(crew, store, layout, count, seed):
     found = crew.do("train_on_devices", count, place=store.url, layout=layout, seed=seed)
+    assert found == [[]] * count
+    assert store.verify().problems == ()
+
+
+@pytest.mark.parametrize(("layout", "count"), LAYOUTS)
+def test_so_does_every_step_that_dcp_saves(crew, store, layout, count):
+    found = crew.do("train_on_devices", count, place=store.url, layout=layout, seed=2, how="dcp.save")
     assert found == [[]] * count
     assert store.verify().problems == ()

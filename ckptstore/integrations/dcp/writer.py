@@ -12,28 +12,24 @@ from math import prod
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ckptstore.errors import InvalidArgument, StateError, UnsupportedLeaf
+from ckptstore.errors import InvalidArgument
 from ckptstore.format.manifest import Value
 from ckptstore.integrations.dcp.manifests import manifest_of
 from ckptstore.integrations.dcp.names import logical_path, merged_keys
 from ckptstore.integrations.dcp.place import Place
+from ckptstore.integrations.dcp.sources import Sources
 from ckptstore.integrations.dcp.values import encoded
 from ckptstore.operations import history
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.ranks.gathering import Gathering
-from ckptstore.operations.ranks.parts import Part
 from ckptstore.operations.ranks.ranks import Ranks, packed, unpacked
 from ckptstore.operations.ranks.reports import Report
 from ckptstore.operations.ranks.share import Held, write_share
-from ckptstore.operations.ranks.shares import Shard
-from ckptstore.state.composites import is_dense
-from ckptstore.state.tensors import TensorLeaf, on_host
 from ckptstore.store import Store
 
 
@@ -134,11 +130,13 @@ class StoreWriter(StorageWriter):
         """See `StorageWriter`."""
         ranks = self._ranks(plan.storage_data)
         gathering = Gathering(self._place.parts(), self._draft) if ranks.is_coordinator else None
+        chunks = self._place.parts if ranks.is_coordinator else self._place.storage
+        tensors = [item for item in plan.items if item.tensor_data is not None]
         held = Held(
-            self._place.parts if ranks.is_coordinator else self._place.storage,
+            chunks,
             self._place.run,
             self._step_now,
-            [_part(item, planner) for item in plan.items if item.tensor_data is not None],
+            Sources(tensors, planner, chunks).parts(),
             partial(self._values, plan.items, planner),
             _logical_paths(plan),
         )
@@ -178,29 +176,6 @@ class StoreWriter(StorageWriter):
             for item in items
             if item.type is WriteItemType.BYTE_IO
         }
-
-
-def _part(item: WriteItem, planner: SavePlanner) -> Part:
-    form = item.tensor_data
-    assert form is not None
-    start, dtype = tuple(form.chunk.offsets), form.properties.dtype
-    stop = tuple(low + extent for low, extent in zip(start, form.chunk.sizes, strict=True))
-    shard = Shard(item.index.fqn, dtype.itemsize, tuple(form.size), start, stop)
-    return Part(shard, dtype, partial(_resolved, item, planner))
-
-
-def _resolved(item: WriteItem, planner: SavePlanner) -> TensorLeaf:
-    """Raises StateError when its tensor is not what was planned, UnsupportedLeaf for one that is not dense."""
-    form, path, found = item.tensor_data, item.index.fqn, planner.resolve_data(item)
-    assert form is not None
-    assert isinstance(found, Tensor)
-    if not is_dense(found):
-        raise UnsupportedLeaf(path, f"a tensor of layout {found.layout}", "save its dense parts")
-    sizes, dtype = list(form.chunk.sizes), form.properties.dtype
-    if list(found.shape) != sizes or found.dtype != dtype:
-        there = f"{found.dtype} of {list(found.shape)}"
-        raise StateError(f"{path!r}: {dtype} of shape {sizes} was planned, but there is {there}")
-    return TensorLeaf(on_host(found))
 
 
 def _logical_paths(plan: SavePlan) -> dict[str, str]:
