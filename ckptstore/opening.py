@@ -37,6 +37,7 @@ from ckptstore.unlocking import KeyFile, change_passphrase, found_key, read_pass
 CATALOG_FILE = "catalog.sqlite"
 _DIGEST = "xxh3_128"
 _BRING_BACK = "bring the catalog back from a copy, or make it anew with ckptstore rebuild"
+_DO_WITHOUT = "to read without it, give read_only=True and no catalog="
 
 
 def open_parts(
@@ -60,7 +61,7 @@ def open_parts(
         raise _no_store(storage)
     if digest is not None:
         _check_digest(digest, storage, config)
-    if catalog is None and config is not None and not isinstance(storage, LocalStorage):
+    if catalog is None and config is not None and _must_do_without(storage, read_only=read_only):
         return _open_documents(storage, config, key_file, encrypt=encrypt)
     address = catalog_url(storage, catalog)
     check_address(address)
@@ -131,7 +132,8 @@ def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, rea
 def _check_not_lost(address: str, storage: Storage) -> None:
     """Raises CatalogError where a new one would stand beside commits that it does not know; none is made."""
     if is_missing(address) and _has_commits(storage):
-        raise CatalogError(f"the catalog {address} is not there, but {storage.url} holds commits: {_BRING_BACK}")
+        told = f"the catalog {address} is not there, but {storage.url} holds commits"
+        raise CatalogError(f"{told}: {_BRING_BACK}; {_DO_WITHOUT}")
 
 
 def _has_commits(storage: Storage) -> bool:
@@ -233,6 +235,15 @@ def change_key(
     change_passphrase(storage, config, key_file, new_key_file)
 
 
+def _must_do_without(storage: Storage, *, read_only: bool) -> bool:
+    """Whether no catalog is at the place itself; a folder's is missed there, unless it is only to be read."""
+    if not isinstance(storage, LocalStorage):
+        return True
+    if not read_only:
+        return False
+    return network_file_system(storage.root) is not None or is_missing(sqlite_url(storage.root / CATALOG_FILE))
+
+
 def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile, *, encrypt: bool) -> ChunkStore:
     """For reading only, with a catalog of our own that is made from the documents, and goes when it is not used."""
     version.check_features(config.requires_read, "read", storage.url)
@@ -245,7 +256,7 @@ def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile, *,
         shutil.rmtree(folder, ignore_errors=True)
         raise
     for left in report.left_out:
-        warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=5)
+        warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=4)
     catalogs = "sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
     refusal = f"{storage.url} was opened without its catalog, for reading only: give catalog=, as {catalogs}"
     if isinstance(storage, ReadOnly):
@@ -321,7 +332,6 @@ def catalog_url(storage: Storage, catalog: str | None) -> str:
         raise InvalidArgument(f"{storage.url} is not a local folder: give catalog=, a database URL")
     kind = network_file_system(storage.root)
     if kind is not None:
-        raise CatalogLocation(
-            f"{storage.root} lies on {kind}, where SQLite's locks are not safe: give catalog=, a database URL"
-        )
+        told = f"{storage.root} lies on {kind}, where SQLite's locks are not safe"
+        raise CatalogLocation(f"{told}: give catalog=, a database URL; {_DO_WITHOUT}")
     return sqlite_url(storage.root / CATALOG_FILE)

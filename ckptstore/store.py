@@ -57,7 +57,7 @@ def open_store(
         catalog: database URL (SQLAlchemy's); by default `catalog.sqlite` in the folder.
         run: the run that steps belong to; it begins to exist with its first commit.
         create: make what is missing; otherwise a missing store is an error.
-        read_only: refuse everything that changes the store.
+        read_only: refuse everything that changes the store; a folder that lacks its catalog is read without one.
         digest: `xxh3_128`, `sha256` or `blake3`, for good; by default the first for a new store, or that of the store.
         chunk_bytes: most bytes of a chunk, 4 KiB to 1 GiB; only looked at when the store is made.
         compression: what may be done to store less, always without loss. `none`: nothing. `fast`: what can be told

@@ -10,7 +10,7 @@ import click
 
 from ckptstore.cli import text
 from ckptstore.cli.output import print_json, print_table, progress_bar
-from ckptstore.cli.place import STEP, Place, store_command
+from ckptstore.cli.place import STEP, Place, reading_command
 from ckptstore.cli.table import Column, cropped
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _NUMBERS = (
 
 
 @click.command(epilog=STEP)
-@store_command
+@reading_command
 @click.argument("step")
 @click.argument("glob", nargs=-1)
 def ls(place: Place, *, step: str, glob: tuple[str, ...], as_json: bool) -> None:
@@ -82,7 +82,7 @@ def _ls_rows(view: ManifestView, leaves: dict[str, Entry]) -> list[list[str]]:
 
 
 @click.command(epilog=STEP)
-@store_command
+@reading_command
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
 @click.option("--values", is_flag=True, help="Also read changed tensors and tell how far their numbers moved.")

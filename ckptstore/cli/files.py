@@ -10,7 +10,7 @@ import click
 
 from ckptstore.cli import text
 from ckptstore.cli.output import print_json, progress_bar
-from ckptstore.cli.place import STEP, Place, store_command
+from ckptstore.cli.place import STEP, Place, reading_command, store_command
 
 _SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
 _INSIDE = {".metadata": "dcp", ".snapshot_metadata": "torchsnapshot"}
@@ -23,7 +23,7 @@ _MODULES = {
 
 
 @click.command("export", epilog=STEP)
-@store_command
+@reading_command
 @click.argument("step")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--paths", multiple=True, metavar="GLOB", help="Only these logical paths. May be repeated.")

@@ -10,7 +10,7 @@ import click
 
 from ckptstore.cli import text
 from ckptstore.cli.output import print_fields, print_json, print_table
-from ckptstore.cli.place import STEP, Place, store_command
+from ckptstore.cli.place import STEP, Place, reading_command, store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _LOG = (
 
 
 @click.command()
-@store_command
+@reading_command
 @click.option("-n", "count", type=click.IntRange(min=1), help="Only the newest COUNT commits.", metavar="COUNT")
 @click.option("--deleted", is_flag=True, help="Also those that can still be restored.")
 def log(place: Place, *, count: int | None, deleted: bool, as_json: bool) -> None:
@@ -64,7 +64,7 @@ def _log_row(commit: CommitRecord, now: float) -> list[str]:
 
 
 @click.command(epilog=STEP)
-@store_command
+@reading_command
 @click.argument("step", default="latest")
 def show(place: Place, *, step: str, as_json: bool) -> None:
     """Show a commit, or the latest: sizes, metadata, kinds of leaves."""
@@ -97,7 +97,7 @@ def _commit_fields(commit: CommitRecord) -> dict[str, str]:
 
 
 @click.command()
-@store_command
+@reading_command
 def steps(place: Place, *, as_json: bool) -> None:
     """List the steps of a run, one per line."""
     with place.open() as store:

@@ -35,7 +35,8 @@ def repair(place: Place, *, source: str | None, source_catalog: str | None, yes:
         progress = stack.enter_context(progress_bar())
         other = None
         if source is not None:
-            other = stack.enter_context(Place(source, source_catalog, None, place.key_file).open(any_run=True))
+            good = Place(source, source_catalog, None, place.key_file, read_only=True)
+            other = stack.enter_context(good.open(any_run=True))
         plan = store.plan_repair(other, progress=progress)
         report = plan.execute() if yes else None
     if as_json:

@@ -27,6 +27,7 @@ class Place:
     catalog: str | None
     run: str | None
     key_file: str | None
+    read_only: bool = False
 
     def open(self, *steps: str, any_run: bool = False) -> Store:
         """The store, which must be there already.
@@ -38,7 +39,9 @@ class Place:
         from ckptstore.store import open_store
 
         name = self.run or DEFAULT_RUN
-        store = open_store(self.url, catalog=self.catalog, run=name, create=False, key_file=self.key_file)
+        store = open_store(
+            self.url, catalog=self.catalog, run=name, create=False, read_only=self.read_only, key_file=self.key_file
+        )
         if not (any_run or (steps and all("@" in step for step in steps))):
             self._check_run(store, name)
         return store
@@ -57,12 +60,19 @@ def store_command(command: Command) -> Command:
     """Give a command the arguments and options of every command about a store; it gets a `Place` for them."""
 
     @wraps(command)
-    def placed(url: str, catalog: str | None, run: str | None, key_file: str | None, **rest: Any) -> None:
-        command(Place(url, catalog, run, key_file), **rest)
+    def placed(
+        *, url: str, catalog: str | None, run: str | None, key_file: str | None, read_only: bool = False, **rest: Any
+    ) -> None:
+        command(Place(url, catalog, run, key_file, read_only), **rest)
 
     for option in (_AS_JSON, _KEY_FILE, _CATALOG, _RUN, _URL):
         placed = option(placed)
     return placed
+
+
+def reading_command(command: Command) -> Command:
+    """As `store_command`, for one that only reads."""
+    return store_command(_READ_ONLY(command))
 
 
 def json_option(command: Command) -> Command:
@@ -74,4 +84,5 @@ _URL = click.argument("url", type=click.Path(file_okay=False))
 _RUN = click.option("--run", metavar="NAME", help=f"The run that steps belong to.  [default: {DEFAULT_RUN}]")
 _CATALOG = click.option("--catalog", metavar="URL", help="Database URL, when the catalog is not in the store's folder.")
 _KEY_FILE = click.option("--key-file", metavar="FILE", help="The passphrase of an encrypted store.")
+_READ_ONLY = click.option("--read-only", is_flag=True, help="Read a folder that lacks its catalog without one.")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")

@@ -9,7 +9,7 @@ import click
 from ckptstore.cli import text
 from ckptstore.cli.failures import FAILED
 from ckptstore.cli.output import print_fields, print_json, print_table, progress_bar
-from ckptstore.cli.place import Place, store_command
+from ckptstore.cli.place import Place, reading_command, store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def init(place: Place, *, digest: str | None, chunk_bytes: int | None, encrypt: 
 
 
 @click.command()
-@store_command
+@reading_command
 def stats(place: Place, *, as_json: bool) -> None:
     """Count what is stored, over all runs."""
     with place.open(any_run=True) as store:
@@ -106,7 +106,7 @@ def _stats_json(counts: CatalogStats, runs: list[RunRecord]) -> dict[str, Any]:
 
 
 @click.command()
-@store_command
+@reading_command
 @click.option("--level", type=click.Choice(LEVELS), default="data", show_default=True, help="How deep to look.")
 @click.option("--subset", metavar="K/N", help="Only the K-th of N parts of the packs.")
 @click.option("--older-than", type=float, metavar="SECONDS", help="Only packs not verified for so long.")

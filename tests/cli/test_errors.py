@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,34 @@ def test_a_lost_catalog_can_be_rebuilt(url, run):
     assert not catalog.exists()
     run("rebuild", url)
     assert ckptstore.open(url).steps() == [0, 100, 200]
+
+
+READING = [
+    ("log",),
+    ("show", "200"),
+    ("steps",),
+    ("ls", "100"),
+    ("diff", "0", "100"),
+    ("stats",),
+    ("verify",),
+]
+
+
+def test_a_folder_without_its_catalog_is_read_when_told(url, run):
+    def answers(*options):
+        told = [run(name, url, *rest, "--json", *options).stdout for name, *rest in READING]
+        return [re.sub('"created": "[^"]*"', "", answer) for answer in told]  # by other clocks
+
+    run("tag", url, "-d", "best")  # tags are not in storage
+    catalog = Path(url) / "catalog.sqlite"
+    before = answers()
+    catalog.unlink()
+    assert answers("--read-only") == before
+    run("export", url, "200", "model.safetensors", "--paths", "model/frozen", "--read-only")
+    assert Path("model.safetensors").exists() and not catalog.exists()
+    assert "--read-only" in run("rm", url, "0", "--read-only", code=2).stderr
+    for command in ("log", "verify"):
+        assert "read_only=True" in run(command, url, code=1).stderr
 
 
 def test_an_interrupt_while_imports_take_their_time(tmp_path):

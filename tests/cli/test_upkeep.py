@@ -156,6 +156,16 @@ def test_repair(url, told, asked, tmp_path):
     assert asked("verify", url)["ok"]
 
 
+def test_repair_from_a_copy_without_its_catalog(url, asked):
+    shutil.copytree(url, "backup")
+    Path("backup", "catalog.sqlite").unlink()
+    for path in Path(url).glob("packs/*/*.pack"):
+        path.unlink()
+    assert asked("repair", url, "--source", "backup", "--yes")["report"]["lost"] == []
+    assert asked("verify", url)["ok"]
+    assert not Path("backup", "catalog.sqlite").exists()
+
+
 def test_an_encrypted_store(tmp_path, run, asked, told, monkeypatch):
     for name in ("CKPTSTORE_KEY", "CKPTSTORE_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)

@@ -13,7 +13,7 @@ import pytest
 import ckptstore
 from ckptstore import opening
 from ckptstore.catalog.catalog import open_catalog
-from ckptstore.errors import CatalogError, InvalidArgument, NotAStore, StorageError, StorageReadOnly
+from ckptstore.errors import CatalogError, InvalidArgument, NotAStore, StorageError, StorageReadOnly, WrongKey
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
@@ -252,3 +252,78 @@ def test_a_remote_store_is_read_without_its_catalog(bucket, postgres):
         ):
             with pytest.raises(StorageReadOnly, match="give catalog="):
                 act()
+
+
+@pytest.mark.parametrize("kind", [None, "lustre"])
+def test_a_folder_is_read_without_its_catalog(place, monkeypatch, kind):
+    before = told(place)
+    lose(place)
+    there = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    monkeypatch.setattr(opening, "network_file_system", lambda _: kind)
+    assert told(place, read_only=True) == before
+    with ckptstore.open(place, read_only=True) as store:
+        assert_exact(store, "main", 4)
+        assert store.verify().ok and store.tags() == {}
+        for act in (lambda: store.commit(state_of("main", 9), step=9), lambda: store.delete(1)):
+            with pytest.raises(StorageReadOnly, match="give catalog="):
+                act()
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == there
+    with pytest.raises(CatalogError, match="read_only=True"):
+        ckptstore.open(place)
+
+
+def test_a_folders_catalog_is_used_where_there_is_one(place, postgres, monkeypatch):
+    ckptstore.rebuild_catalog(place, catalog=postgres)
+    for catalog, tag in ((None, "here"), (postgres, "there")):
+        with ckptstore.open(place, catalog=catalog) as store:
+            store.tag(tag, 4)
+        with ckptstore.open(place, catalog=catalog, read_only=True) as store:
+            assert store.tags() == {tag: 4}
+    monkeypatch.setattr(opening, "network_file_system", lambda _: "nfs4")
+    with ckptstore.open(place, catalog=postgres, read_only=True) as store:
+        assert store.tags() == {"there": 4}
+    with ckptstore.open(place, read_only=True) as store:
+        assert (store.steps(), store.tags()) == ([1, 2, 3, 4], {})
+
+
+def test_a_damaged_catalog_is_not_passed_over(place):
+    lose(place)
+    (place / "catalog.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(CatalogError, match="rebuild"):
+        ckptstore.open(place, read_only=True)
+    with pytest.raises(CatalogError, match="is not there"):
+        ckptstore.open(place, read_only=True, catalog=f"sqlite:///{place}/mistyped.sqlite")
+
+
+def test_an_empty_store_is_read_without_its_catalog(tmp_path):
+    ckptstore.open(tmp_path / "empty").close()
+    lose(tmp_path / "empty")
+    with ckptstore.open(tmp_path / "empty", read_only=True) as store:
+        assert (store.runs(), store.steps(), store.latest()) == ([], [], None)
+    (tmp_path / "nothing").mkdir()
+    for name in ("nothing", "missing"):
+        with pytest.raises(NotAStore):
+            ckptstore.open(tmp_path / name, read_only=True)
+
+
+def test_an_encrypted_folder_is_read_without_its_catalog(tmp_path):
+    (tmp_path / "key").write_text("a passphrase")
+    settings = {"encrypt": True, "key_file": tmp_path / "key"}
+    with ckptstore.open(tmp_path / "sealed", **settings) as store:
+        store.commit(state_of("main", 1), step=1)
+    lose(tmp_path / "sealed")
+    with ckptstore.open(tmp_path / "sealed", read_only=True, **settings) as store:
+        assert_exact(store, "main", 1)
+    with pytest.raises(WrongKey):
+        ckptstore.open(tmp_path / "sealed", read_only=True)
+
+
+def test_what_is_left_out_is_told_where_it_was_opened(place):
+    with ckptstore.open(place) as store:
+        document = Path(place, store.find(4).document)
+    document.write_bytes(document.read_bytes()[:-20])
+    lose(place)
+    with pytest.warns(UserWarning, match=f"{document.name} is left out: .* cut short") as caught:
+        store = ckptstore.open(place, read_only=True)
+    assert caught[0].filename == __file__
+    assert store.steps() == [1, 2, 3]
