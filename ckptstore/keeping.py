@@ -34,9 +34,13 @@ class Keeping:
         """Remove a tag of the run. Raises TagNotFound."""
         self._parts.catalog.untag(self._run, name)
 
-    def delete(self, step: Ref) -> None:
-        """Delete a commit. `restore` takes it back until gc's grace is over. Raises StepProtected when it is tagged."""
-        self._parts.catalog.delete([self._find(step)])
+    def delete(self, step: Ref, *more: Ref) -> None:
+        """Delete commits, all of them or none. `restore` takes each back until gc's grace is over.
+
+        Raises StepProtected when one is tagged.
+        """
+        gone = {commit.id: commit for commit in map(self._find, (step, *more))}
+        self._parts.catalog.delete([*gone.values()])
 
     def restore(self, step: int) -> CommitRecord:
         """Take back the last deletion of a step of the run. Raises StepNotFound when nothing is left of it."""

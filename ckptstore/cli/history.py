@@ -151,9 +151,7 @@ def rm(place: Place, *, step: tuple[str, ...], as_json: bool) -> None:
 
     with place.open(*step) as store:
         found = {commit.id: commit for commit in map(store.find, step)}
-        # Tagged ones are refused: first, before another one is deleted.
-        for commit in sorted(found.values(), key=lambda commit: not commit.tags):
-            store.delete(commit)
+        store.delete(*found.values())
     until = time.time() + DEFAULT_GRACE
     if as_json:
         deleted = [{"run": commit.run, "step": commit.step, "id": commit.id} for commit in found.values()]

@@ -83,6 +83,28 @@ def test_rm_is_all_or_nothing(url, run, asked):
     assert asked("steps", url) == [0, 100, 200]
 
 
+@pytest.mark.parametrize(
+    ("meanwhile", "error"),
+    [(lambda other: other.tag("kept", 200), "remove or move the tag"), (lambda other: other.delete(200), "deleted")],
+    ids=["tagged", "deleted"],
+)
+def test_rm_leaves_all_when_one_changes_meanwhile(url, run, asked, monkeypatch, meanwhile, error):
+    original, left = ckptstore.Store.find, ["200"]
+
+    def find(self, step):
+        found = original(self, step)
+        if step in left:
+            left.remove(step)
+            with ckptstore.open(url) as other:
+                meanwhile(other)
+        return found
+
+    monkeypatch.setattr(ckptstore.Store, "find", find)
+    assert error in run("rm", url, "0", "200", "side@210", code=1).stderr
+    assert not left
+    assert 0 in asked("steps", url) and asked("steps", url, "--run", "side") == [210]
+
+
 def test_rm_tells_until_when(url, asked):
     document = asked("rm", url, 200)
     assert [(commit["run"], commit["step"]) for commit in document["deleted"]] == [("main", 200)]

@@ -21,6 +21,8 @@ from ckptstore import (
     InvalidArgument,
     StateMismatch,
     StepNotFound,
+    StepProtected,
+    TagNotFound,
     UnsupportedLeaf,
 )
 from ckptstore.format import document
@@ -192,6 +194,18 @@ def test_a_catalog_is_of_one_store(tmp_path):
     shutil.rmtree(tmp_path / "a")
     with pytest.raises(CatalogError, match="is of another store"):
         ckptstore.open(tmp_path / "a", catalog=catalog)
+
+
+def test_several_are_deleted_together_or_not_at_all(store):
+    for step in range(4):
+        store.commit({"w": step}, step=step)
+    store.tag("best", 3)
+    for others, error in (((3,), StepProtected), ((7,), StepNotFound), ((1, "bset"), TagNotFound)):
+        with pytest.raises(error):
+            store.delete(0, *others)
+        assert store.steps() == [0, 1, 2, 3]
+    store.delete(0, "main@1", store.find(0), 0)
+    assert store.steps() == [2, 3]
 
 
 def test_a_lost_catalog_is_not_an_empty_store(tmp_path):

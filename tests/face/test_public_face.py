@@ -107,7 +107,7 @@ SIGNATURES = {
     "process_group=None, replicated=None, just_in_time=True, when_busy='wait')",
     "tag": "(self, name, step)",
     "untag": "(self, name)",
-    "delete": "(self, step)",
+    "delete": "(self, step, *more)",
     "restore": "(self, step)",
     "checkout": "(self, step='latest', *, into=None, paths=None, strict=True, skip_damaged=False, allow_pickle=False, "
     "process_group=None, memory_budget_bytes=None, progress=None)",
