@@ -40,7 +40,10 @@ _LOST = {
 _GONE_UPLOAD = "NoSuchUpload"
 """One in parts that had ended when it was ended again, since the first reply was lost; or that an error ended."""
 _REFUSED = {"CertificateError", "ClientSSLError", "SSLError"}
-_SECRETS = ("secret", "password", "token")
+_SECRETS = (
+    *("secret", "password", "passphrase", "token", "credential", "authorization"),
+    *("account_key", "private_key", "connection_string"),
+)
 
 
 def read_error(error: Exception) -> type[StorageError]:
@@ -83,8 +86,9 @@ def secrets_of(url: str, options: Mapping[str, Any]) -> set[str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             found |= secrets_of("", value)
-        elif isinstance(value, str) and any(part in str(name).lower() for part in _SECRETS):
-            found.add(value)
+        elif isinstance(value, str):
+            named = any(part in str(name).lower() for part in _SECRETS)
+            found |= {value} if named else secrets_of(value, {})
     return found - {""}
 
 

@@ -247,6 +247,10 @@ def test_a_part_is_a_failure():
     [
         ("remembering://user:hunter2@bucket/x", {}),
         ("remembering://bucket/x", {"client_kwargs": {"aws_Secret_key": "hunter2"}}),
+        ("remembering://bucket/x", {"client_kwargs": {"endpoint_url": "https://user:hunter2@host"}}),
+        ("remembering://bucket/x", {"headers": {"Authorization": "hunter2"}}),
+        ("remembering://bucket/x", {"account_key": "hunter2"}),
+        ("remembering://bucket/x", {"passphrase": "hunter2"}),
     ],
 )
 def test_secrets_are_not_told(url, options, monkeypatch):
