@@ -140,14 +140,16 @@ def _has_commits(storage: Storage) -> bool:
     return next(iter(storage.list("manifests/")), None) is not None
 
 
-def migrate_catalog(url: str | os.PathLike[str], *, catalog: str | None = None) -> tuple[str, str]:
+def migrate_catalog(
+    url: str | os.PathLike[str], *, catalog: str | None = None, storage_options: Mapping[str, Any] | None = None
+) -> tuple[str, str]:
     """Bring the catalog of the store at `url` to this version's schema; its revisions before and after.
 
     Raises NotAStore, SchemaTooNew, and CatalogError when the migration failed; nothing was changed then.
     """
     from ckptstore.catalog.migrate import upgrade
 
-    storage = open_storage(url)
+    storage = open_storage(url, storage_options=storage_options)
     if _read_config(storage) is None:
         raise _no_store(storage)
     address = catalog_url(storage, catalog)

@@ -44,7 +44,7 @@ def _examine(place: Place) -> Examination:
         from ckptstore.testing.doctor import examine
     except ModuleNotFoundError as error:
         raise InvalidArgument(f'doctor needs the package {error.name}: pip install "ckptstore[doctor]"') from None
-    return examine(place.url, catalog=place.catalog)
+    return examine(place.url, catalog=place.catalog, storage_options=place.storage_options)
 
 
 def _print(examined: Examination) -> None:

@@ -9,7 +9,7 @@ import click
 
 from ckptstore.cli import text
 from ckptstore.cli.output import print_json, print_table, progress_bar
-from ckptstore.cli.place import Place, store_command
+from ckptstore.cli.place import Place, json_object, store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
@@ -23,8 +23,19 @@ _MOST_LOST = 20
 @store_command
 @click.option("--source", metavar="URL", help="Another store that may have good copies, such as a backup.")
 @click.option("--source-catalog", metavar="URL", help="Its catalog's database URL, when that is not in its folder.")
+@click.option(
+    "--source-storage-options", metavar="JSON", callback=json_object, help="What fsspec needs to reach its URL."
+)
 @click.option("--yes", is_flag=True, help="Do it. Without this only the plan is shown.")
-def repair(place: Place, *, source: str | None, source_catalog: str | None, yes: bool, as_json: bool) -> None:
+def repair(
+    place: Place,
+    *,
+    source: str | None,
+    source_catalog: str | None,
+    source_storage_options: dict[str, Any] | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Mend what verify finds damaged.
 
     Saves what is whole in damaged packs, takes good copies from elsewhere, and lets nobody rely on the rest: the next
@@ -35,7 +46,7 @@ def repair(place: Place, *, source: str | None, source_catalog: str | None, yes:
         progress = stack.enter_context(progress_bar())
         other = None
         if source is not None:
-            good = Place(source, source_catalog, None, place.key_file, read_only=True)
+            good = Place(source, source_catalog, None, place.key_file, source_storage_options, read_only=True)
             other = stack.enter_context(good.open(any_run=True))
         plan = store.plan_repair(other, progress=progress)
         report = plan.execute() if yes else None

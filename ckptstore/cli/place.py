@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ class Place:
     catalog: str | None
     run: str | None
     key_file: str | None
+    storage_options: Mapping[str, Any] | None = field(repr=False)
     read_only: bool = False
 
     def open(self, *steps: str, any_run: bool = False) -> Store:
@@ -39,12 +42,15 @@ class Place:
         from ckptstore.store import open_store
 
         name = self.run or DEFAULT_RUN
-        store = open_store(
-            self.url, catalog=self.catalog, run=name, create=False, read_only=self.read_only, key_file=self.key_file
-        )
+        store = open_store(self.url, run=name, create=False, read_only=self.read_only, **self.reached_by)
         if not (any_run or (steps and all("@" in step for step in steps))):
             self._check_run(store, name)
         return store
+
+    @property
+    def reached_by(self) -> dict[str, Any]:
+        """What `ckptstore.open` and its like take beside the URL."""
+        return {"catalog": self.catalog, "key_file": self.key_file, "storage_options": self.storage_options}
 
     def _check_run(self, store: Store, name: str) -> None:
         from ckptstore.errors import RunNotFound, nearest
@@ -60,12 +66,11 @@ def store_command(command: Command) -> Command:
     """Give a command the arguments and options of every command about a store; it gets a `Place` for them."""
 
     @wraps(command)
-    def placed(
-        *, url: str, catalog: str | None, run: str | None, key_file: str | None, read_only: bool = False, **rest: Any
-    ) -> None:
-        command(Place(url, catalog, run, key_file, read_only), **rest)
+    def placed(**given: Any) -> None:
+        place = Place(**{one.name: given.pop(one.name) for one in fields(Place) if one.name in given})
+        command(place, **given)
 
-    for option in (_AS_JSON, _KEY_FILE, _CATALOG, _RUN, _URL):
+    for option in (_AS_JSON, _STORAGE_OPTIONS, _KEY_FILE, _CATALOG, _RUN, _URL):
         placed = option(placed)
     return placed
 
@@ -80,9 +85,27 @@ def json_option(command: Command) -> Command:
     return _AS_JSON(command)
 
 
+def json_object(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    """An option's text as what it is in JSON. The text is never told: there may be secrets in it."""
+    if text is None:
+        return None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        if isinstance(found, dict):
+            return found
+    raise click.BadParameter(f"give a JSON object, such as '{_EXAMPLE}'", context, parameter)
+
+
+_EXAMPLE = '{"client_kwargs": {"endpoint_url": "http://localhost:9000"}}'
 _URL = click.argument("url", type=click.Path(file_okay=False))
 _RUN = click.option("--run", metavar="NAME", help=f"The run that steps belong to.  [default: {DEFAULT_RUN}]")
 _CATALOG = click.option("--catalog", metavar="URL", help="Database URL, when the catalog is not in the store's folder.")
 _KEY_FILE = click.option("--key-file", metavar="FILE", help="The passphrase of an encrypted store.")
+_STORAGE_OPTIONS = click.option(
+    "--storage-options",
+    metavar="JSON",
+    callback=json_object,
+    help="What fsspec needs to reach the URL, such as an endpoint.",
+)
 _READ_ONLY = click.option("--read-only", is_flag=True, help="Read a folder that lacks its catalog without one.")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")

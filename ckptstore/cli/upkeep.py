@@ -48,7 +48,7 @@ def init(place: Place, *, digest: str | None, chunk_bytes: int | None, encrypt: 
     try:
         place.open(any_run=True).close()
     except NotAStore:
-        with open_store(place.url, catalog=place.catalog, key_file=place.key_file, **given) as store:
+        with open_store(place.url, **place.reached_by, **given) as store:
             url = store.url
     else:
         raise StoreExists(f"a store lies at {place.url} already: use it, or choose another place")
@@ -156,7 +156,7 @@ def rebuild(place: Place, *, as_json: bool) -> None:
     from ckptstore.opening import rebuild_catalog
 
     with progress_bar() as progress:
-        report = rebuild_catalog(place.url, catalog=place.catalog, key_file=place.key_file, progress=progress)
+        report = rebuild_catalog(place.url, **place.reached_by, progress=progress)
     if as_json:
         left_out = [{"object": left.object, "reason": left.reason} for left in report.left_out]
         print_json({"commits": report.commits, "packs": report.packs, "left_out": left_out})
@@ -206,7 +206,7 @@ def migrate(place: Place, *, as_json: bool) -> None:
     """
     from ckptstore.opening import migrate_catalog
 
-    before, after = migrate_catalog(place.url, catalog=place.catalog)
+    before, after = migrate_catalog(place.url, catalog=place.catalog, storage_options=place.storage_options)
     if as_json:
         print_json({"before": before, "after": after})
     elif before == after:
@@ -225,7 +225,7 @@ def rekey(place: Place, *, new_key_file: str, as_json: bool) -> None:
     """
     from ckptstore.opening import change_key
 
-    change_key(place.url, new_key_file, key_file=place.key_file)
+    change_key(place.url, new_key_file, key_file=place.key_file, storage_options=place.storage_options)
     if as_json:
         print_json({"changed": True})
     else:
