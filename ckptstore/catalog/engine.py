@@ -21,15 +21,14 @@ class Database:
     """One database. Connections are made when needed, for each process its own, so it survives fork and pickle."""
 
     def __init__(self, url: str, *, refusal: str = "") -> None:
-        self._address, self._refusal = url, refusal
-        self.parsed = _parse(url)
+        self.parsed, self._refusal = _parse(url), refusal
         self._engines: dict[int, Engine] = {}
         self._reached = False
         if self._is_file():
             close_before_fork(self)
 
     def __reduce__(self) -> tuple[partial[Database], tuple[str]]:
-        return partial(Database, refusal=self._refusal), (self._address,)
+        return partial(Database, refusal=self._refusal), (self.parsed.render_as_string(hide_password=False),)
 
     @property
     def url(self) -> str:
@@ -128,4 +127,4 @@ def _parse(url: str) -> URL:
         raise InvalidArgument(f"the catalog can not be kept in {backend}: {advice}")
     if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise InvalidArgument(f"the catalog can not be kept in memory: {advice}")
-    return parsed
+    return parsed.set(database=os.path.abspath(parsed.database or "")) if backend == "sqlite" else parsed

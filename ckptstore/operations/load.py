@@ -19,7 +19,7 @@ from ckptstore.format.grid import Grid, Index, grid_of
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
 from ckptstore.state.shards import Region
-from ckptstore.state.tensors import Array, allocate, finish, lacks_address, mark_changed, writable_bytes
+from ckptstore.state.tensors import Array, allocate, finish, fresh, lacks_address, mark_changed, writable_bytes
 from ckptstore.state.uploads import Uploads, lane_of_array
 from ckptstore.state.values import decode
 
@@ -101,7 +101,7 @@ def _reached(job: Filling) -> Filling:
     if not lacks_address(job.target):
         return job
     target = torch.as_tensor(job.target)
-    return job._replace(target=torch.empty(target.shape, dtype=target.dtype, device="cpu"))
+    return job._replace(target=fresh(target.dtype, target.shape))
 
 
 def _fill(chunks: ChunkStore, jobs: Sequence[Filling], budget: int | None, beside: int, advance: Advance) -> None:

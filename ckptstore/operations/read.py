@@ -15,6 +15,7 @@ from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection, everything, select
 from ckptstore.operations.load import Filling, fill, load_arrays, load_values
 from ckptstore.operations.view import ManifestView
+from ckptstore.state.composites import is_dense
 from ckptstore.state.tensors import Array, allocate, check_fits, finish
 from ckptstore.state.tree import unflatten
 
@@ -66,9 +67,17 @@ def _fill(
 
 
 def _check_out(path: str, entry: TensorEntry, shape: Index, out: object) -> None:
-    misfit = check_fits(path, replace(entry, shape=shape), out)
+    misfit = _misfit(path, out) or check_fits(path, replace(entry, shape=shape), out)
     if misfit is not None:
         raise InvalidArgument(f"`out` does not fit: {misfit}")
+
+
+def _misfit(path: str, out: object) -> str | None:
+    if isinstance(out, Tensor) and not is_dense(out):
+        return f"{path}: the target is no dense tensor, or has no data: {out.layout} on {out.device}"
+    if isinstance(out, np.ma.MaskedArray | np.matrix):
+        return f"{path}: the target is a {type(out).__name__}: give the plain array beneath it"
+    return None
 
 
 def _with_dims(out: Array, selection: Selection) -> Array:

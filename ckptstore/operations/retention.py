@@ -74,7 +74,10 @@ class KeepEvery(Policy):
 
 @dataclass(frozen=True, slots=True)
 class KeepEverySeconds(Policy):
-    """Keeps the first commit, and each that was made at least `seconds` after the last one kept."""
+    """Keeps the first commit, and each that was made at least `seconds` after the last one kept.
+
+    A clock that goes back by as much counts as time that went by, lest one commit from the future drops all later ones.
+    """
 
     seconds: float
 
@@ -86,7 +89,7 @@ class KeepEverySeconds(Policy):
         kept: dict[str, str] = {}
         last = -math.inf
         for commit in commits:
-            if commit.created - last >= self.seconds:
+            if abs(commit.created - last) >= self.seconds:
                 last = commit.created
                 kept[commit.id] = f"{self.seconds} s after the one before"
         return kept

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ckptstore.catalog.base import Catalog
-from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced
+from ckptstore.errors import CatalogUnavailable, CkptStoreError, SessionFenced
 
 LEASE_SECONDS = 60.0
 """How long a writer may be silent before gc may take it for dead."""
@@ -31,7 +31,7 @@ def kept_alive(catalog: Catalog, session: str, lease_seconds: float = LEASE_SECO
     except CatalogUnavailable:
         raise  # the lease runs out by itself
     except BaseException:
-        with suppress(CatalogError):  # the first error is the one to tell
+        with suppress(CkptStoreError):  # the first error is the one to tell
             catalog.end_session(session)
         raise
     finally:
@@ -44,5 +44,5 @@ def _beat(catalog: Catalog, session: str, lease_seconds: float, over: threading.
             catalog.extend_session(session, lease_seconds)
         except SessionFenced:
             return  # the commit's own check reports it
-        except CatalogError:
+        except CkptStoreError:
             continue  # one missed beat is what the other two are for

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from typing import TypeVar, overload
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import PathNotFound, nearest
 from ckptstore.format.manifest import Entry, Manifest, check_consistent
+
+T = TypeVar("T")
 
 _MOST_LEAVES = 1 << 16
 """Leaves in all manifests that `Views` keeps; some 50 MB."""
@@ -31,6 +34,14 @@ class ManifestView(Mapping[str, Entry]):
             return self.manifest.entries[path]
         except KeyError:
             raise self.unknown(path) from None
+
+    @overload
+    def get(self, path: str, /) -> Entry | None: ...
+    @overload
+    def get(self, path: str, /, default: Entry | T) -> Entry | T: ...
+    def get(self, path: str, /, default: T | None = None) -> Entry | T | None:
+        """Without what `[]` takes its time for: to find out which paths are near one that is missing."""
+        return self.manifest.entries.get(path, default)
 
     def __contains__(self, path: object) -> bool:
         return path in self.manifest.entries

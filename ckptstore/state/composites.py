@@ -59,14 +59,16 @@ def build_composite(container: Container, parts: Mapping[str, Any]) -> Tensor:
     if container.kind == "sparse_coo":
         coalesced = attributes["coalesced"]
         size = attributes["size"]
+        indices, values = parts["indices"], parts["values"]
         made = torch.sparse_coo_tensor(
-            parts["indices"], parts["values"], size, is_coalesced=coalesced, check_invariants=True
+            indices, values, size, device=values.device, is_coalesced=coalesced, check_invariants=True
         )
     elif container.kind in _COMPRESSED_LAYOUTS:
         layout = _COMPRESSED_LAYOUTS[container.kind]
         _, compressed, plain = _COMPRESSED[layout]
+        indices, values = (parts[compressed], parts[plain]), parts["values"]
         made = torch.sparse_compressed_tensor(
-            parts[compressed], parts[plain], parts["values"], attributes["size"], layout=layout, check_invariants=True
+            *indices, values, attributes["size"], layout=layout, device=values.device, check_invariants=True
         )
     else:
         made = _build_quantised(container, parts)
@@ -103,7 +105,11 @@ def _build_quantised(container: Container, parts: Mapping[str, Any]) -> Tensor:
     if container.kind == "quantized_per_tensor":
         scale, zero_point = attributes["scale"], attributes["zero_point"]
         made = torch._empty_affine_quantized(  # noqa: SLF001 - takes its bytes below
-            integers.shape, scale=scale, zero_point=zero_point, dtype=torch_dtype(attributes["dtype"])
+            integers.shape,
+            scale=scale,
+            zero_point=zero_point,
+            dtype=torch_dtype(attributes["dtype"]),
+            device=integers.device,
         )
     else:
         made = torch._empty_per_channel_affine_quantized(  # noqa: SLF001 - likewise
@@ -112,6 +118,7 @@ def _build_quantised(container: Container, parts: Mapping[str, Any]) -> Tensor:
             zero_points=parts["zero_points"],
             axis=attributes["axis"],
             dtype=torch_dtype(attributes["dtype"]),
+            device=integers.device,
         )
     return made.set_(integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride())
 

@@ -8,12 +8,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.grid import Index
-from ckptstore.state.tensors import TensorLeaf, chunk_bytes, write_box
+from ckptstore.state.tensors import TensorLeaf, chunk_bytes, fresh, write_box
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class PiecedTensor:
         found = [self._pieces[number] for number in np.flatnonzero(touched.all(1))]
         if len(found) == 1:
             return _part(found[0], start, stop)
-        made = torch.empty(_minus(stop, start), dtype=self.form.dtype, device="cpu")
+        made = fresh(self.form.dtype, _minus(stop, start))
         for piece in found:
             low, high = tuple(map(max, start, piece.start)), tuple(map(min, stop, piece.stop))
             write_box(made, _minus(low, start), _minus(high, start), _part(piece, low, high))

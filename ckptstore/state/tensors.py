@@ -7,7 +7,7 @@ kernels, so that all copies go through integers of the same width.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -168,7 +168,7 @@ def allocate(entry: TensorEntry) -> Array:
     places = sorted(range(len(order)), key=order.__getitem__)
     try:
         if entry.library == "torch":
-            made: Array = torch.empty(extents, dtype=torch_dtype(entry.dtype), device="cpu").permute(places)
+            made: Array = fresh(torch_dtype(entry.dtype), extents).permute(places)
         else:
             made = np.empty(extents, numpy_dtype(entry.dtype)).transpose(places)
     except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
@@ -176,6 +176,12 @@ def allocate(entry: TensorEntry) -> Array:
     if made.itemsize != entry.itemsize or dtype_name(made.dtype) != entry.dtype:
         raise CorruptData(f"an entry says that a {entry.dtype} has {entry.itemsize} bytes: run verify")
     return made
+
+
+def fresh(dtype: torch.dtype, extents: Sequence[int]) -> Tensor:
+    """As `torch.empty`, which with deterministic algorithms fills what it gives, and does not know all dtypes then."""
+    storage = torch.UntypedStorage(math.prod(extents) * dtype.itemsize, device="cpu")  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).view(dtype).view(torch.Size(extents))
 
 
 def finish(array: Array, entry: TensorEntry) -> Array:

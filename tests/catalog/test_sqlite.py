@@ -280,6 +280,22 @@ def test_what_a_child_commits_is_there_when_its_parent_closes_first(url):
     assert open_catalog(url, create=False).steps("main") == [0, 1, 2]
 
 
+def test_the_file_stays_the_one_that_was_named(tmp_path, monkeypatch):
+    """Some trainings change their folder, in which there may be another catalog of that name."""
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    open_catalog("sqlite:///catalog.sqlite", create=True).close()
+    monkeypatch.chdir(tmp_path)
+    catalog = open_catalog("sqlite:///catalog.sqlite", create=True)
+    monkeypatch.chdir(other)
+    catalog.close()
+    make(catalog, new_commit(7, [new_pack("a")]))
+    make(pickle.loads(pickle.dumps(catalog)), new_commit(8, [new_pack("b")]))
+    assert open_catalog(f"sqlite:///{tmp_path}/catalog.sqlite", create=False).steps("main") == [7, 8]
+    assert open_catalog("sqlite:///catalog.sqlite", create=False).runs() == []
+
+
 def test_no_password_is_shown():
     database = Database("postgresql://me:secret@host/db")
     assert "secret" not in database.url

@@ -126,6 +126,8 @@ OUTS: dict[str, Any] = {
     "library": lambda: np.zeros((70, 33), np.int32),
     "type": lambda: [[0] * 33] * 70,
     "expanded": lambda: torch.zeros(1, 33, dtype=torch.int32).expand(70, 33),
+    "sparse": lambda: torch.zeros(70, 33, dtype=torch.int32).to_sparse(),
+    "meta": lambda: torch.zeros(70, 33, dtype=torch.int32, device="meta"),
 }
 
 
@@ -134,7 +136,16 @@ def test_out_that_does_not_fit(arrays, name):
     out = OUTS[name]()
     with pytest.raises(InvalidArgument, match="`out` does not fit"):
         arrays[0].read(0, f"{(70, 33)}/torch", out=out)
-    assert not np.any(np.asarray(out))
+    if name not in {"sparse", "meta"}:
+        assert not np.any(np.asarray(out))
+
+
+@pytest.mark.parametrize("kind", [np.ma.MaskedArray, np.matrix])
+def test_out_of_a_kind_that_is_indexed_otherwise(arrays, kind):
+    plain = np.zeros_like(arrays[1][str((70, 33))]["numpy"])
+    with pytest.raises(InvalidArgument, match="give the plain array"):
+        arrays[0].read(0, f"{(70, 33)}/numpy", out=plain.view(kind))
+    assert plain.tobytes() == bytes(plain.nbytes)
 
 
 def test_a_read_only_out(arrays):

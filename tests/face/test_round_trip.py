@@ -10,6 +10,7 @@ import struct
 import uuid
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -246,6 +247,29 @@ def test_all_at_once(store):
     store.commit(state, step=0)
     assert_same(store.checkout(0), state)
     assert store.verify().ok
+
+
+@contextmanager
+def deterministic():
+    torch._C._set_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("mode", [deterministic, partial(torch.device, "meta")])
+def test_all_at_once_whatever_torch_was_told(store, mode):
+    state: dict[str, Any] = {name: make() for name, make in LEAVES.items()}
+    dense = {str(dtype): torch.from_numpy(bits(70 * 33 * dtype.itemsize)).view(dtype) for dtype in TORCH_DTYPES}
+    dense = {name: tensor.view(70, 33) for name, tensor in dense.items()}
+    with mode():
+        store.commit(state, step=0)
+        store.commit_async(state, step=1).result()
+        found = store.checkout(0)
+        store.checkout(1, into=dense)
+    assert_same(found, state)
+    assert_same(dense, {name: state[name] for name in dense})
 
 
 def test_a_view_is_stored_as_what_it_shows(store):

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -47,6 +48,13 @@ def test_keep_every_seconds(commits, seconds):
     dropped = [c.created for c in commits if c.id not in kept]
     assert all(any(0 <= time - other < seconds for other in times) for time in dropped)
     assert KeepEverySeconds(seconds).keep([c for c in commits if c.id in kept]) == kept
+
+
+@pytest.mark.parametrize("ahead", [-1e6, 1e6])
+def test_one_commit_whose_clock_was_wrong_drops_no_later_ones(ahead):
+    commits = [replace(each, created=each.created + ahead * (each.step == 3)) for each in map(commit, range(9))]
+    kept = KeepEverySeconds(4).keep(commits)
+    assert [int(identity[2:]) for identity in kept] == [0, 2, 3, 4, 6, 8]
 
 
 @given(RUNS, st.frozensets(st.integers(0, 40)))
