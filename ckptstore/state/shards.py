@@ -90,6 +90,11 @@ def is_keeper(tensor: DTensor, path: str) -> bool:
     )
 
 
+def members(tensor: DTensor) -> int:
+    """A number for the ranks that have parts of it, in whatever order: another one for others."""
+    return zlib.crc32(tensor.device_mesh.mesh.flatten().sort().values.numpy().tobytes())
+
+
 def _held(tensor: DTensor, dim: int, coordinate: Sequence[int]) -> torch.Tensor:
     """The places along a dim that this process has, found as DTensor itself splits tensors."""
     places = torch.arange(tensor.shape[dim], device="cpu")

@@ -302,8 +302,9 @@ if __name__ == "__main__":
     from tests.integrations.background_tasks import BACKGROUND_TASKS
     from tests.integrations.device_tasks import DEVICE_TASKS
     from tests.integrations.module_tasks import MODULE_TASKS
+    from tests.integrations.naming_tasks import NAMING_TASKS
     from tests.integrations.replicated_tasks import REPLICATED_TASKS
     from tests.integrations.together_tasks import MORE_TASKS
 
-    TASKS |= MORE_TASKS | MODULE_TASKS | BACKGROUND_TASKS | DEVICE_TASKS | REPLICATED_TASKS
+    TASKS |= MORE_TASKS | MODULE_TASKS | BACKGROUND_TASKS | DEVICE_TASKS | REPLICATED_TASKS | NAMING_TASKS
     serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,7 +1,14 @@
+from collections import OrderedDict
+
+import pytest
+
 import ckptstore
+from ckptstore.format.grid import Division
 from ckptstore.operations.ranks.merging import Merging
 from ckptstore.operations.ranks.outlines import RankState
+from ckptstore.operations.ranks.reports import Report
 from ckptstore.state.tree import flatten
+from ckptstore.state.values import decode
 
 MODEL = {f"layers.{number}": {"weight": number, "bias": 0.5} for number in range(300)}
 
@@ -28,3 +35,37 @@ def test_only_where_ranks_differ_they_write_for_themselves(tmp_path):
     assert len(common) == len(set(common)) == 601
     loads = [len(each.common) for each in assigned]
     assert max(loads) - min(loads) < 10  # as many bytes, not values
+
+
+def merged(tmp_path, *states):
+    """Paths that are each rank's own, and what stands beside the keys of "x"."""
+    with ckptstore.open(tmp_path) as store:
+        told = [outlines(store, rank, {"x": state}) for rank, state in enumerate(states)]
+    merging = Merging()
+    own = {path for each in merging.assign(told) for path in each.own}
+    paths = [f"0/{path}" if own else path for path in ("x/a", "x/b")] + ["1/x/b"]
+    manifest = merging.manifest(Report([], {}, {}, dict.fromkeys(paths, (0, 0)), b""), Division(4096, halved=True))
+    return own, [decode(x.attributes["vars"], path) for path, x in manifest.containers.items() if path.endswith("x")]
+
+
+def ordered(items, **beside):
+    made = OrderedDict(items)
+    vars(made).update(beside)
+    return made
+
+
+def test_what_stages_have_beside_their_keys_comes_together(tmp_path):
+    first = OrderedDict({"": {"version": 1}, "a": {"version": 2}})
+    second = OrderedDict({"": {"version": 1}, "b": {"version": 3}})
+    own, beside = merged(tmp_path, ordered({"a": 0}, _metadata=first), ordered({"b": 0}, _metadata=second))
+    assert own == set()
+    assert beside == [{"_metadata": OrderedDict({**first, **second})}]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"": {"version": 1}}, {"": {"version": 2}}), ({"": 1}, OrderedDict({"": 1})), (1, 2), ([1], [2]), ({"": {}}, 1)],
+)
+def test_what_contradicts_itself_is_each_ranks_own(tmp_path, one, other):
+    told = merged(tmp_path, ordered({"a": 0}, seen=one), ordered({"b": 0}, seen=other))
+    assert told == ({"x"}, [{"seen": one}, {"seen": other}])

@@ -17,13 +17,15 @@ from ckptstore.format.grid import Division
 from ckptstore.format.manifest import Container, Entry, Manifest
 from ckptstore.operations.ranks.outlines import Assignment, Leaf, Outline, Undigested, is_within, root_of
 from ckptstore.operations.ranks.reports import Report
+from ckptstore.operations.ranks.uniting import united
 from ckptstore.operations.ranks.written import tensor_entry, value_entry
 from ckptstore.state.paths import join, segment
 
 _MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
 _KIND = {Undigested.SHARDED: "a part of", Undigested.REPLICATED: "replicated"}
 _WANTED: Mapping[bytes | Undigested, str] = {
-    Undigested.SHARDED: "parts of one tensor, and the same around it",
+    Undigested.SHARDED: "parts of one tensor, and the same around it; what stages of a pipeline have needs names that "
+    "differ, as {'optim.stage0': …}, or those of DCP's named state dicts",
     Undigested.REPLICATED: "the same replicated=, without it unless it and what is around it is the same on all",
 }
 
@@ -182,7 +184,7 @@ def _differing(holders: Mapping[str, Sequence[_Held]]) -> dict[str, _Difference]
         found = _difference(path, held)
         if found is not None:
             root = path
-            while not _is_mapping(holders.get(above := root.rpartition("/")[0], ())):
+            while not _are_mappings(holders.get(above := root.rpartition("/")[0], ())):
                 root = above
             roots.setdefault(root, found)
     return roots
@@ -190,20 +192,37 @@ def _differing(holders: Mapping[str, Sequence[_Held]]) -> dict[str, _Difference]
 
 def _difference(path: str, held: Sequence[_Held]) -> _Difference | None:
     first, *others = held
-    wanted = _compared(first.what)
-    odd = next((other for other in others if _compared(other.what) != wanted), None)
-    return None if odd is None else _Difference(path, first.ranks[0], odd.ranks[0])
+    known = _compared(first.what)
+    for other in others:
+        try:
+            known = _agreed(known, _compared(other.what))
+        except ValueError:
+            return _Difference(path, first.ranks[0], other.ranks[0])
+    return None
 
 
 def _compared(what: Leaf | Container) -> Any:
     """What must be the same on all ranks; of what has no digest, more is told later, as an error."""
     if isinstance(what, Leaf):
         return what.digest if isinstance(what.digest, Undigested) else what
-    return replace(what, keys=()) if what.kind in _MAPPINGS else what
+    return replace(what, keys=()) if _is_mapping(what) else what
 
 
-def _is_mapping(held: Sequence[_Held]) -> bool:
-    return all(isinstance(each.what, Container) and each.what.kind in _MAPPINGS for each in held)
+def _agreed(known: Any, other: Any) -> Any:
+    """What both say, see `_compared`. Raises ValueError when they are not the same."""
+    if known == other:
+        return known
+    if not (_is_mapping(known) and _is_mapping(other) and known.kind == other.kind):
+        raise ValueError("they differ")
+    return _joined(known, other)
+
+
+def _are_mappings(held: Sequence[_Held]) -> bool:
+    return all(_is_mapping(each.what) for each in held)
+
+
+def _is_mapping(what: object) -> bool:
+    return isinstance(what, Container) and what.kind in _MAPPINGS
 
 
 def _check_undigested(
@@ -212,8 +231,9 @@ def _check_undigested(
     """Of a leaf that some rank has no digest of."""
     leaf, (first, *_) = next(each for each in held if isinstance(each[0].digest, Undigested))
     for other, (rank, *_) in held:
-        if other.form != leaf.form or other.digest is not leaf.digest:
-            told = f"rank {first} has {_name(leaf)}, rank {rank} {_name(other)}"
+        if (other.form, other.digest, other.members) != (leaf.form, leaf.digest, leaf.members):
+            where = " on a mesh of other ranks" if _name(other) == _name(leaf) else ""
+            told = f"rank {first} has {_name(leaf)}, rank {rank} {_name(other)}{where}"
             raise StateError(f"{path!r}: {told}: give all ranks {_WANTED[leaf.digest]}")
     if root := root_of(path, differing):
         where, one, another = differing[root]
@@ -245,4 +265,5 @@ def _above(roots: frozenset[str]) -> frozenset[str]:
 def _joined(known: Container, other: Container) -> Container:
     if known.kind not in _MAPPINGS:
         return known
-    return replace(known, keys=tuple(dict.fromkeys([*known.keys, *other.keys])))
+    keys = tuple(dict.fromkeys([*known.keys, *other.keys]))
+    return replace(known, keys=keys, attributes=united(known.attributes, other.attributes))

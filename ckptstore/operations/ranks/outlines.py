@@ -20,7 +20,7 @@ from ckptstore.operations.ranks.parts import Part
 from ckptstore.operations.ranks.shares import Shard
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.paths import join
-from ckptstore.state.shards import Region, is_keeper, regions_of
+from ckptstore.state.shards import Region, is_keeper, members, regions_of
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
@@ -40,12 +40,13 @@ class Leaf(NamedTuple):
     """A leaf: the entry it will have, as yet without content, None for a plain value; and its content's digest, if
     that is compared.
 
-    One that is sharded has the form of the whole tensor.
+    One that is sharded has the form of the whole tensor, and tells which ranks have it, see `members`.
     """
 
     form: TensorEntry | None
     size: int
     digest: bytes | Undigested
+    members: int = 0
 
 
 class Outline(msgspec.Struct, frozen=True, array_like=True):
@@ -116,7 +117,7 @@ class RankState:
         tracked = replace(
             form, order=None, requires_grad=whole.requires_grad, parameter=isinstance(whole, torch.nn.Parameter)
         )
-        return Leaf(tracked, leaf.nbytes, Undigested.SHARDED)
+        return Leaf(tracked, leaf.nbytes, Undigested.SHARDED, members(whole))
 
     def _digest(self, path: str, content: Callable[[], Buffer]) -> bytes | Undigested:
         same = path in self._flat.replicated

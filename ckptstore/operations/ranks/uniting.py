@@ -1,0 +1,37 @@
+"""What ranks tell of one mapping beside its keys: `_metadata` of a `state_dict()` names the modules that a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from ckptstore.format.manifest import Value
+
+Key = TypeVar("Key")
+
+_MAPPINGS = frozenset({"dict", "OrderedDict"})
+
+
+def united(known: Mapping[Key, Value], other: Mapping[Key, Value]) -> dict[Key, Value]:
+    """Both together, also in encoded mappings within. Raises ValueError where they contradict each other."""
+    return {**known, **{key: _both(known[key], value) if key in known else value for key, value in other.items()}}
+
+
+def _both(known: Value, other: Value) -> Value:
+    if known == other:
+        return known
+    kind = _mapping_kind(known)
+    if kind is None or kind != _mapping_kind(other):
+        raise ValueError("they contradict each other")
+    values = united(_by_key(known[kind]), _by_key(other[kind]))
+    return {kind: [part for key, value in values.items() for part in (msgspec.msgpack.decode(key), value)]}
+
+
+def _mapping_kind(encoded: Value) -> str | None:
+    return next(iter(_MAPPINGS & encoded.keys()), None) if isinstance(encoded, dict) else None
+
+
+def _by_key(items: Sequence[Value]) -> dict[bytes, Value]:
+    return {msgspec.msgpack.encode(key): value for key, value in zip(items[::2], items[1::2], strict=True)}
