@@ -47,7 +47,11 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+
+_WRAPPER = re.compile(r"(?<![^./])(_orig_mod|module)\.")
+"""What `torch.compile` and DDP put before the names of what they wrap."""
 
 
 class CkptStoreError(Exception):
@@ -140,6 +144,7 @@ class StateMismatch(StateError):
             _listing("in the target but not in the commit", self.missing),
             _listing("in the commit but not in the target", self.unexpected),
             _listing("different", self.different),
+            _wrapping(self.missing, self.unexpected),
         ]
         told = "\n".join(part for part in parts if part)
         super().__init__(f"the target does not fit the commit; nothing was changed\n{told}")
@@ -246,3 +251,15 @@ def _listing(title: str, paths: Sequence[str], most: int = 20) -> str:
         return ""
     more = f"\n    … and {len(paths) - most} more" if len(paths) > most else ""
     return f"  {title}:\n" + "\n".join(f"    {path}" for path in paths[:most]) + more
+
+
+def _wrapping(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """What to do about paths that are the same but for what wraps a module."""
+    here, there = ({_WRAPPER.sub("", path): path for path in paths} for paths in (missing, unexpected))
+    same = here.keys() & there.keys()
+    ours, theirs = ({name for path in same for name in _WRAPPER.findall(side[path])} for side in (here, there))
+    named = "or DCP's named state dicts"
+    advice = [f"{name}. in the target: give what it wraps, model.{name}, {named}" for name in sorted(ours - theirs)]
+    alike = "give a target that is wrapped alike, and from now on commit"
+    advice += [f"{name}. in the commit: {alike} model.{name}, {named}" for name in sorted(theirs - ours)]
+    return _listing("the same but for what wraps a module", advice)

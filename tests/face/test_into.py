@@ -499,6 +499,57 @@ def test_all_that_does_not_fit_is_told_at_once(store, committed):
     assert live["counter"].loaded == []
 
 
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+def within(module: nn.Module) -> Any:
+    """As DDP has it: under `module`."""
+    return nn.ModuleDict({"module": module})
+
+
+COMPILED, NAMED = "_orig_mod.", "or DCP's named state dicts"
+ALIKE = "give a target that is wrapped alike, and from now on commit"
+WRAPPED: dict[str, tuple[Any, Any, list[str]]] = {
+    "a compiled target": (
+        nn.Identity(),
+        compiled,
+        [f"{COMPILED} in the target: give what it wraps, model._orig_mod, {NAMED}"],
+    ),
+    "a compiled commit": (compiled, nn.Identity(), [f"{COMPILED} in the commit: {ALIKE} model._orig_mod, {NAMED}"]),
+    "DDP's target": (
+        compiled,
+        lambda one: compiled(within(one)),
+        ["module. in the target: give what it wraps, model.module"],
+    ),
+    "others": (compiled, within, ["module. in the target", "_orig_mod. in the commit"]),
+    "a part": (
+        nn.Identity(),
+        lambda one: nn.Sequential(one[0], compiled(one[1]), one[2]),
+        ["_orig_mod. in the target"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_what_wraps_a_module_is_told(store, name):
+    committed, target, told = WRAPPED[name]
+    store.commit({"model": committed(model(0))}, step=0)
+    with pytest.raises(StateMismatch) as caught:
+        store.checkout(0, into={"model": target(model(1))})
+    _, _, advice = str(caught.value).partition("the same but for what wraps a module:")
+    assert [
+        line.strip()[: len(line_told)] for line, line_told in zip(advice.split("\n")[1:], told, strict=True)
+    ] == told
+
+
+def test_other_names_are_not_taken_for_what_wraps_a_module(store):
+    store.commit({"model": nn.ModuleDict({"my_module": model(0)}), "module": 1}, step=0)
+    with pytest.raises(StateMismatch) as caught:
+        store.checkout(0, into={"model": nn.ModuleDict({"my": model(0)}), "module": 1})
+    assert "wraps" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["plain", "model", "state"])
 @pytest.mark.parametrize("kind", ["missing", "unexpected"])
 def test_one_path_is_enough_to_be_refused(store, name, kind):
