@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _MOST_NESTED = 128
+_SUBCLASS = "a tensor subclass: store its local, plain tensors, or a ShardedTensor with dcp.save and StoreWriter"
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -216,7 +217,7 @@ class _Walk:
 
     def _unknown(self, value: Any, path: str) -> None:
         if isinstance(value, torch.Tensor) and not self.allow_pickle:
-            raise UnsupportedLeaf(path, type_name(value), "a tensor subclass: store its local, plain tensors")
+            raise UnsupportedLeaf(path, type_name(value), _SUBCLASS)
         if isinstance(value, np.ndarray) and not self.allow_pickle:
             raise UnsupportedLeaf(path, type_name(value), "a numpy subclass: store what view(np.ndarray) gives")
         self.leaves[path] = encode(value, path, allow_pickle=self.allow_pickle)
