@@ -195,7 +195,7 @@ class Store(Keeping):
         just_in_time: bool = True,
         when_busy: WhenBusy = "wait",
     ) -> CommitHandle:
-        """Set the state apart, return, and commit it in the background. Errors as for `commit`.
+        """Set the state apart, return, and commit it in the background. Arguments and errors as for `commit`.
 
         An error of the background commit is raised by the handle's `result`, or else by the store's next commit or
         `close`, and told at exit if all of these never came.
@@ -206,15 +206,7 @@ class Store(Keeping):
         rank as long as the process group does; so training may use its groups meanwhile. Close the store, or wait for
         the handle's `result`, before the process group is destroyed.
 
-        Args:
-            app_state: see `commit`.
-            step: see `commit`.
-            metadata: see `commit`.
-            parent: see `commit`.
-            run: see `commit`.
-            allow_pickle: see `commit`.
-            process_group: see `commit`.
-            replicated: see `commit`.
+        Beside the arguments of `commit`:
             just_in_time: leave parameters and state of the optimizers in `app_state` (also in its dicts and lists)
                 where they are, and copy what is still to be written when one of them is about to step. Until
                 then, or until the handle's `wait_staged` returns, nobody else may change them: the commit fails
@@ -237,6 +229,7 @@ class Store(Keeping):
         into: Mapping[str, Any] | None = None,
         paths: str | Sequence[str] | None = None,
         strict: bool = True,
+        allow_cast: bool = False,
         skip_damaged: bool = False,
         allow_pickle: bool = False,
         process_group: Group | None = None,
@@ -259,6 +252,9 @@ class Store(Keeping):
             strict: with `into`, paths that only one side has are an error; otherwise what both have is loaded.
                 Modules, `StateDict` and plain state are compared so. Optimizers, schedulers and other objects get the
                 commit's state whole, whatever theirs is.
+            allow_cast: with `into`, cast into tensors and arrays of other dtypes as `Tensor.copy_` does; otherwise they
+                are an error. State that an optimizer lacks yet gets its parameter's dtype, except for `step`.
+                Complex numbers do not become real; sparse and quantised tensors are not cast.
             skip_damaged: leave out leaves whose bytes are damaged or missing, and warn of them; not with `into`.
             allow_pickle: load leaves that were stored as pickles. A pickle can run any code.
             process_group: with `into`, the ranks among which this process gets what its rank had for itself; by default
@@ -290,7 +286,8 @@ class Store(Keeping):
         if skip_damaged:
             raise InvalidArgument("skip_damaged with into: live objects are not filled in part; choose by paths=")
         self._background.settle()
-        restore(self._parts, view, into, globs, seat=seat(process_group), strict=strict, **options)
+        options |= {"strict": strict, "allow_cast": allow_cast}
+        restore(self._parts, view, into, globs, seat=seat(process_group), **options)
         return into
 
     def read(

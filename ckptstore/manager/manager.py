@@ -193,7 +193,14 @@ class CheckpointManager:
         best = KeepBest(metric, 1, mode).keep(commits)
         return next((commit.step for commit in commits if commit.id in best), None)
 
-    def restore(self, step: Ref | None = None, into: Mapping[str, Any] | None = None, *, strict: bool = True) -> Any:
+    def restore(
+        self,
+        step: Ref | None = None,
+        into: Mapping[str, Any] | None = None,
+        *,
+        strict: bool = True,
+        allow_cast: bool = False,
+    ) -> Any:
         """The state of a step, bit-exact: new, or loaded into live objects, as `Store.checkout` says.
 
         Args:
@@ -201,6 +208,7 @@ class CheckpointManager:
                 ranks call this.
             into: an app state to be filled.
             strict: see `Store.checkout`.
+            allow_cast: see `Store.checkout`.
 
         Raises:
             StepNotFound: no such step, or none at all.
@@ -210,9 +218,8 @@ class CheckpointManager:
         chosen = self._agreement.from_first(self._store.latest) if step is None else step
         if chosen is None:
             raise StepNotFound(f"run {self._store.run!r} of {self._store.url} has no step yet: ask latest_step() first")
-        return self._store.checkout(
-            chosen, into=into, strict=strict, process_group=self._group, allow_pickle=self._allow_pickle
-        )
+        options: dict[str, Any] = {"process_group": self._group, "allow_pickle": self._allow_pickle}
+        return self._store.checkout(chosen, into=into, strict=strict, allow_cast=allow_cast, **options)
 
     # inside
 

@@ -14,7 +14,7 @@ from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection
 from ckptstore.operations.load import Filling, fill
-from ckptstore.state.tensors import allocate, check_fits
+from ckptstore.state.casts import check_takes
 
 
 class Box(NamedTuple):
@@ -32,21 +32,13 @@ def fill_boxes(chunks: ChunkStore, boxes: Sequence[Box], *, allow_cast: bool, bu
 
     Raises StateError when one does not fit; nothing was written then.
     """
-    jobs = [_filling(box, allow_cast=allow_cast) for box in boxes]
-    fill(chunks, jobs, budget=budget)
-    for box, job in zip(boxes, jobs, strict=True):
-        if job.target is not box.target:
-            box.target.detach().copy_(torch.as_tensor(job.target))
+    fill(chunks, [_filling(box, allow_cast=allow_cast) for box in boxes], budget=budget)
 
 
 def _filling(box: Box, *, allow_cast: bool) -> Filling:
-    """Into the target, or into a tensor of the entry's dtype that is cast then."""
     ranges = tuple(range(at, at + length) for at, length in zip(box.start, box.lengths, strict=True))
-    selection = Selection(ranges, frozenset())
     part = replace(box.entry, shape=box.lengths, order=None)
-    misfit = check_fits(box.label, part, box.target)
-    if misfit is None:
-        return Filling(box.entry, box.target, selection, box.label)
-    if not allow_cast or tuple(box.target.shape) != box.lengths:
-        raise StateError(f"{misfit}: make them alike, or pass allow_cast=True for other dtypes")
-    return Filling(box.entry, allocate(part), selection, box.label)
+    misfit = check_takes(box.label, part, box.target, allow_cast=allow_cast)
+    if misfit is not None:
+        raise StateError(f"{misfit}; make them alike")
+    return Filling(box.entry, box.target, Selection(ranges, frozenset()), box.label)

@@ -15,6 +15,7 @@ from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry
 from ckptstore.operations.paths import chosen
 from ckptstore.operations.renumbering import renumbered
 from ckptstore.state import composites
+from ckptstore.state.casts import can_cast, check_takes
 from ckptstore.state.dtypes import torch_dtype
 from ckptstore.state.paths import join, segment, split
 from ckptstore.state.shards import is_sharded
@@ -48,9 +49,15 @@ class Fitting:
     """
 
     def __init__(
-        self, manifest: Manifest, into: Mapping[str, Any], globs: Sequence[str] | None, *, strict: bool
+        self,
+        manifest: Manifest,
+        into: Mapping[str, Any],
+        globs: Sequence[str] | None,
+        *,
+        strict: bool,
+        allow_cast: bool,
     ) -> None:
-        self._globs, self._strict = globs, strict
+        self._globs, self._strict, self._allow_cast = globs, strict, allow_cast
         self._flat = flatten(into, allow_pickle=True)
         owners = self._flat.owners
         optimizers = [path for path, owner in owners.items() if isinstance(owner, torch.optim.Optimizer)]
@@ -87,9 +94,14 @@ class Fitting:
 
     @cached_property
     def sharded(self) -> dict[str, DTensor]:
-        """Those of which this process has a part; so too, made here, what optimizers lack of sharded parameters."""
+        """Those of which this process has a part, `made` ones too."""
         live = {path: tensor for path, tensor in self._flat.sharded.items() if path in self.targets}
-        return live | dict(self._lacked())
+        return live | {path: tensor for path, tensor in self.made.items() if is_sharded(tensor)}
+
+    @cached_property
+    def made(self) -> dict[str, torch.Tensor]:
+        """New tensors for state that optimizers lack, where it is sharded as its parameter is, or cast."""
+        return dict(self._lacked())
 
     @cached_property
     def rebuilt(self) -> frozenset[str]:
@@ -146,23 +158,32 @@ class Fitting:
     def _must_fit(self, path: str) -> bool:
         return not self._is_free(path) or isinstance(self._owners[self._root(path)], torch.optim.Optimizer)
 
-    def _lacked(self) -> Iterator[tuple[str, DTensor]]:
+    def _lacked(self) -> Iterator[tuple[str, torch.Tensor]]:
         for root, owner in self._owners.items():
             if isinstance(owner, torch.optim.Optimizer) and self._is_free(root):
                 for number, parameter in enumerate(one for group in owner.param_groups for one in group["params"]):
-                    if is_sharded(parameter):
-                        yield from self._lacked_of(parameter, f"{root}/state/{number}")
+                    yield from self._lacked_of(parameter, f"{root}/state/{number}")
 
-    def _lacked_of(self, parameter: DTensor, root: str) -> Iterator[tuple[str, DTensor]]:
-        state = self.manifest.containers.get(root, Container("dict"))
-        for path in (join(root, segment(key)) for key in state.keys):
+    def _lacked_of(self, parameter: torch.Tensor, root: str) -> Iterator[tuple[str, torch.Tensor]]:
+        for path in self._beneath(root):
             entry = self.wanted.get(path)
-            if path in self._flat.leaves or not isinstance(entry, TensorEntry):
+            if path in self._flat.leaves or not isinstance(entry, TensorEntry) or entry.library != "torch":
                 continue
-            if entry.shape == tuple(parameter.shape):
-                made = torch.empty_like(parameter, dtype=torch_dtype(entry.dtype), requires_grad=False)
-                assert is_sharded(made)
-                yield path, made
+            committed = torch_dtype(entry.dtype)
+            dtype = parameter.dtype if self._allow_cast and _follows(path, committed, parameter) else committed
+            if is_sharded(parameter) and entry.shape == tuple(parameter.shape):
+                yield path, torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+            elif dtype != committed:
+                yield path, torch.empty(entry.shape, dtype=dtype, device=parameter.device)
+
+    def _beneath(self, path: str) -> Iterator[str]:
+        """The commit's leaves there, but for parts of sparse and quantised tensors."""
+        container = self.manifest.containers.get(path)
+        if container is None:
+            yield path
+        elif container.kind not in composites.KINDS:
+            for key in container.keys:
+                yield from self._beneath(join(path, segment(key)))
 
     @cached_property
     def _met(self) -> dict[str, _Met]:
@@ -175,13 +196,19 @@ class Fitting:
         }
 
     def _misfit(self, path: str, entry: TensorEntry, leaf: TensorLeaf) -> str | None:
-        """What keeps the array from taking the entry's bytes, or its part of them."""
+        """What keeps the array from taking the entry's elements, or its part of them."""
         whole = self._flat.sharded.get(path)
-        if whole is None:
-            return check_fits(path, entry, leaf.tensor)
-        if entry.shape != tuple(whole.shape):
+        if whole is not None and entry.shape != tuple(whole.shape):
             return f"{path}: shape {list(entry.shape)} in the commit, {list(whole.shape)} in the target"
-        return check_fits(path, replace(entry, shape=leaf.shape, order=None), leaf.tensor)
+        part = entry if whole is None else replace(entry, shape=leaf.shape, order=None)
+        if self._is_part(path) or not self._must_fit(path):
+            return check_fits(path, part, leaf.tensor)
+        return check_takes(path, part, leaf.tensor, allow_cast=self._allow_cast)
+
+    def _is_part(self, path: str) -> bool:
+        """Whether it is a part of a sparse or quantised tensor of the target."""
+        above = self._flat.containers.get(path.rpartition("/")[0])
+        return above is not None and above.kind in composites.KINDS
 
     def _other_forms(self) -> Iterator[str]:
         for path, wanted in self.wanted.items():
@@ -277,6 +304,13 @@ class Fitting:
                 there = [len(found) if isinstance(found, list) else 0 for found in params]
                 if here != there:
                     yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
+
+
+def _follows(path: str, committed: torch.dtype, parameter: torch.Tensor) -> bool:
+    """Whether state of an optimizer is cast to its parameter's dtype, as `Optimizer.load_state_dict` does it."""
+    floats = committed.is_floating_point and parameter.is_floating_point()
+    alike = floats or (committed.is_complex and parameter.is_complex())
+    return alike and can_cast(committed, parameter.dtype) and split(path)[-1] != "step"
 
 
 def _content(entry: Entry) -> object:

@@ -18,6 +18,7 @@ from ckptstore.errors import CorruptData, StateError
 from ckptstore.format.grid import Grid, Index, grid_of
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
+from ckptstore.state.casts import cast_from
 from ckptstore.state.shards import Region
 from ckptstore.state.tensors import Array, allocate, finish, fresh, lacks_address, mark_changed, writable_bytes
 from ckptstore.state.uploads import Uploads, lane_of_array
@@ -87,6 +88,7 @@ def fill(
 ) -> None:
     """Fill every array, with what the caller holds `beside` as part of the budget; see `ChunkStore.fetch`.
 
+    What has another dtype is cast, a slice of a chunk at a time.
     Nothing was written when BudgetTooSmall or MissingData is raised.
     """
     reached = [_reached(job) for job in jobs]
@@ -121,8 +123,8 @@ def _fill(chunks: ChunkStore, jobs: Sequence[Filling], budget: int | None, besid
 
 def _most_under_way(jobs: Sequence[Filling], budget: int | None) -> int:
     """The part of the budget for what is on its way to devices."""
-    entries = [job.entry for job in jobs if lane_of_array(job.target) is not None]
-    largest = max((prod(entry.chunk_shape) * entry.itemsize for entry in entries), default=0)
+    there = [job for job in jobs if lane_of_array(job.target) is not None]
+    largest = max((prod(job.entry.chunk_shape) * job.target.itemsize for job in there), default=0)
     granted(budget, largest, "one chunk")
     return share(budget, largest) if largest else 0
 
@@ -151,7 +153,8 @@ def _place_inline(job: Filling, uploads: Uploads) -> None:
 def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fetch]:
     entry, target, selection, label = job
     grid = grid_of(entry.shape, entry.chunk_shape)
-    plain = None if lane_of_array(target) is not None else writable_bytes(target)
+    direct = lane_of_array(target) is None and cast_from(entry, target) is None
+    plain = writable_bytes(target) if direct else None
     place = partial(_place, uploads, target, entry)
     digests = chunk_digests(entry, chunks.digest.size)
     if plain is not None and selection.full_shape == entry.shape and grid.is_consecutive:
@@ -185,7 +188,7 @@ def _place(uploads: Uploads, target: Array, entry: TensorEntry, extent: Index, p
     if not part.whole:
         elements = np.frombuffer(data, dtype=f"V{entry.itemsize}").reshape(extent)
         data = memoryview(elements[part.source].tobytes())
-    uploads.write(target, part.start, part.stop, data)
+    uploads.write(target, part.start, part.stop, data, cast_from(entry, target))
 
 
 def _value_fetches(entry: ValueEntry, out: memoryview, chunks: ChunkStore, label: str) -> list[Fetch]:

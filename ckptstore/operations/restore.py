@@ -39,6 +39,7 @@ def restore(
     *,
     seat: Seat,
     strict: bool,
+    allow_cast: bool,
     allow_pickle: bool,
     budget: int | None,
     advance: Advance,
@@ -49,7 +50,7 @@ def restore(
             f"the app state to fill is a {type(into).__name__}: give a dict, whose plain values are replaced"
         )
     seen = seen_from(view.manifest, seat, set(map(segment, into)), globs, strict=strict)
-    fitting = Fitting(seen, into, globs, strict=strict)
+    fitting = Fitting(seen, into, globs, strict=strict, allow_cast=allow_cast)
     manifest = fitting.manifest
     if globs is not None:
         require_matches([*manifest.entries, *manifest.containers], globs, view.name)
@@ -69,7 +70,7 @@ def _fill(
     repeated = {path: group[0] for group in fitting.ties() for path in group[1:]}
     entries = {path: entry for path, entry in fitting.wanted.items() if path not in repeated}
     regions = {path: regions_of(tensor, path) for path, tensor in fitting.sharded.items()}
-    targets = fitting.targets | {path: part_of(tensor) for path, tensor in fitting.sharded.items()}
+    targets = fitting.targets | fitting.made | {path: part_of(tensor) for path, tensor in fitting.sharded.items()}
     arrays = load_arrays(
         chunks, entries, targets, same=manifest.aliases, regions=regions, budget=budget, advance=advance
     )

@@ -6,14 +6,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from threading import Condition
 
-import numpy as np
+import torch
 from torch import Tensor
 
-from ckptstore.format.grid import Index
+from ckptstore.format.grid import Index, extents
+from ckptstore.state.casts import write_cast
 from ckptstore.state.lanes import Lane, Mark, lane_of
-from ckptstore.state.tensors import Array, copy_into_box, write_box
+from ckptstore.state.tensors import Array, copy_into_box
 
 
 class Uploads:
@@ -31,18 +33,20 @@ class Uploads:
         for lane in self._lanes:
             lane.follow()
 
-    def write(self, target: Array, start: Index, stop: Index, data: memoryview) -> None:
-        """`write_box`, which for a device may be over only when `finish` returns; the buffer may be used again."""
+    def write(self, target: Array, start: Index, stop: Index, data: memoryview, dtype: torch.dtype | None) -> None:
+        """`write_cast`, which for a device may be over only when `finish` returns; the buffer may be used again."""
         lane = lane_of_array(target)
         if lane is None or not isinstance(target, Tensor) or not len(data):
-            write_box(target, start, stop, data)
+            write_cast(target, start, stop, data, dtype)
             return
-        with self._taken(len(data)):
-            pinned = lane.pinned(len(data))
-            np.copyto(pinned.numpy(), np.frombuffer(data, np.uint8))
+        count = prod(extents(start, stop))
+        size = count * target.itemsize
+        with self._taken(size):
+            pinned = lane.pinned(size)
+            write_cast(pinned.view(target.dtype), (0,), (count,), data, dtype)
             with self._turn:
                 lane.submit(partial(copy_into_box, target, start, stop, pinned), [target])
-                self._under_way.append((lane.mark(), len(data)))
+                self._under_way.append((lane.mark(), size))
 
     def finish(self) -> None:
         """Wait until everything is there."""

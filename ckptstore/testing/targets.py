@@ -132,7 +132,7 @@ def _use_commit(made: bytes, whole: bytes, *, intact: bool) -> None:
         check_consistent(read.manifest, chunks.digest.size, "it")
         view = _view(read)
         with suppress(CkptStoreError):
-            restore(chunks, view, state_at(0), None, seat=Seat(0, 1), strict=True, **_READING)
+            restore(chunks, view, state_at(0), None, seat=Seat(0, 1), strict=True, allow_cast=True, **_READING)
         with suppress(CkptStoreError):
             _check_arrays(chunks, read.manifest)
         before = _view(document.decode(template().first_document, "it"))

@@ -1,5 +1,6 @@
 """Pages for those who come from elsewhere: both sides of every row run, the left one where its library is there."""
 
+import copy
 import gc
 import importlib
 import re
@@ -45,7 +46,8 @@ def run_examples(page):
 def given(training):
     training["train_step"]()
     model = training["model"]
-    return {"model": model, "optimizer": training["optimizer"], "weight": torch.zeros_like(model.weight)}
+    half = copy.deepcopy(model).bfloat16()
+    return {"model": model, "optimizer": training["optimizer"], "weight": torch.zeros_like(model.weight), "half": half}
 
 
 def run_ours(code, names):

@@ -225,7 +225,7 @@ place, size, budget, call = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys
 process, over = psutil.Process(), threading.Event()
 with ckptstore.open(place) as store:
     store.checkout(0, paths="warm")
-    out = torch.zeros(size // 4)
+    out = torch.zeros(size // 4, dtype=torch.float64 if call == "cast" else torch.float32)
     live = {"big": out}
     before = peak = process.memory_info().rss
     def watch():
@@ -239,7 +239,7 @@ with ckptstore.open(place) as store:
     elif call == "strided":
         store.read(0, "big", index=slice(0, None, 2), out=out[::2], memory_budget_bytes=budget)
     else:
-        store.checkout(0, into=live, paths="big", memory_budget_bytes=budget)
+        store.checkout(0, into=live, paths="big", memory_budget_bytes=budget, allow_cast=call == "cast")
     over.set()
     watcher.join()
 print(json.dumps([peak - before, float(out.double().sum())]))
@@ -256,7 +256,7 @@ def big(tmp_path_factory):
     return place, tensor
 
 
-@pytest.mark.parametrize("call", ["read", "strided", "checkout"])
+@pytest.mark.parametrize("call", ["read", "strided", "checkout", "cast"])
 def test_memory_stays_near_the_budget(big, call):
     place, tensor = big
     budget = 16 << 20

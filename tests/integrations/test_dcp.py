@@ -231,6 +231,15 @@ def test_another_dtype_is_no_fit_unless_asked(store):
     assert load(state, store, allow_cast=True)["x"].equal(torch.arange(3000.0, dtype=torch.float64))
 
 
+def test_imaginary_parts_are_not_lost(store):
+    save({"x": torch.ones(3000, dtype=torch.complex64)}, store)
+    state: Any = {"x": torch.zeros(3000)}
+    refused = failure(lambda: load(state, store, allow_cast=True))
+    assert isinstance(refused, ckptstore.StateError)
+    assert "complex64" in str(refused)
+    assert not state["x"].any()
+
+
 def test_what_is_not_there(store):
     save({"x": torch.ones(3)}, store)
     with pytest.raises(CheckpointException, match="no step 7"):

@@ -26,6 +26,19 @@ def test_every_layout_is_checked_out_into_every_other(crew, store, layout, count
     assert store.verify().problems == ()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_every_layout_takes_another_dtype(crew, store, dtype):
+    crew.do("commit", 4, place=store.url, step=7, layout="grid", seed=4)
+    for layout, ranks in JOBS:
+        found = crew.do("check_out", ranks, place=store.url, step=7, layout=layout, seed=4, dtype=dtype)
+        assert found == [[]] * ranks, (layout, ranks)
+
+
+def test_a_training_goes_on_in_another_dtype(crew, store):
+    dtypes = ["torch.bfloat16", "torch.float32", "torch.bfloat16", "torch.bfloat16"]
+    assert crew.do("cast_together", 2, place=store.url) == [[[0.0] * 4, dtypes]] * 2
+
+
 def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
     for step, (layout, count) in enumerate(JOBS):
         crew.do("commit", count, place=store.url, step=step, layout=layout, same=False)

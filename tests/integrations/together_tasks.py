@@ -32,13 +32,15 @@ def commit(group, place, step, layout="rows", seed=0, same=True, **options):
 
 
 @task
-def check_out(group, place, step, layout="rows", seed=0, **options):
-    """Which tensors are not what they should be."""
-    wanted = laid_out(tensors(seed), layout, group)
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors(seed).items()}
-    state = as_tree(laid_out(zeros, layout, group), -1)
+def check_out(group, place, step, layout="rows", seed=0, dtype=None, **options):
+    """Which tensors are not what they should be, cast to a dtype if that is given."""
+    whole = {
+        name: tensor if dtype is None else tensor.to(getattr(torch, dtype)) for name, tensor in tensors(seed).items()
+    }
+    wanted = laid_out(whole, layout, group)
+    state = as_tree(laid_out({name: torch.zeros_like(tensor) for name, tensor in whole.items()}, layout, group), -1)
     with ckptstore.open(place, **options) as store:
-        store.checkout(step, into=state, process_group=group)
+        store.checkout(step, into=state, process_group=group, allow_cast=dtype is not None)
     assert state["step"] == step
     return [name for name, tensor in wanted.items() if not local(state["model"][name]).equal(local(tensor))]
 
@@ -99,6 +101,33 @@ def train_together(group, place, start, stop):
         app_state["position"] = stop
         store.commit(app_state, step=stop, process_group=group)
     return losses
+
+
+@task
+def cast_together(group, place):
+    """Take a training on in bfloat16; how far state and parameters are from a cast of what they were, and dtypes."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model: Any = torch.nn.Linear(40, 67, dtype=dtype)
+        fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with ckptstore.open(place) as store:
+            if dtype is torch.bfloat16:
+                state = {"model": model, "optimizer": optimizer}
+                store.checkout(1, into=state, process_group=group, allow_cast=True)
+            else:
+                step_once(model, optimizer)
+                store.commit({"model": model, "optimizer": optimizer}, step=1, process_group=group)
+        kept = [optimizer.state[model.weight][key] for key in ("step", "exp_avg", "exp_avg_sq")]
+        found.append([local(tensor) for tensor in (model.weight, *kept)])
+    far = [float((cast.double() - wide.to(cast.dtype).double()).abs().sum()) for wide, cast in zip(*found, strict=True)]
+    step_once(model, optimizer)
+    return far, [str(cast.dtype) for cast in found[1]]
+
+
+def step_once(model, optimizer):
+    model(torch.ones(4, 40, dtype=model.weight.dtype)).square().mean().backward()
+    optimizer.step()
 
 
 @task
