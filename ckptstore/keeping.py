@@ -46,7 +46,14 @@ class Keeping:
         """Take back the last deletion of a step of the run. Raises StepNotFound when nothing is left of it."""
         return self._parts.catalog.restore(self._run, address.check_step(step))
 
-    def plan_gc(self, keep: Policy | None = None, *, grace: float = DEFAULT_GRACE, sweep: bool = False) -> GcPlan:
+    def plan_gc(
+        self,
+        keep: Policy | None = None,
+        *,
+        grace: float = DEFAULT_GRACE,
+        sweep: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> GcPlan:
         """What `gc` would do now, and why; `plan.execute()` does it.
 
         Args:
@@ -55,12 +62,13 @@ class Keeping:
             grace: seconds for which a deleted step can be restored, and for which its readers have time to finish.
             sweep: also list the storage for objects that the catalog knows to be gone, or knows nothing of for a day:
                 what writers that were late and power cuts leave. Seldom worth its time.
+            progress: called with (stage, bytes done, bytes in all), of the packs that may be worth rewriting.
 
         Raises:
             GcRefused: the policy keeps nothing, as one does that asks for a metric no commit has (`KeepLast(0)` may);
                 or, with `sweep`, the catalog is older than the storage.
         """
-        return gc.plan_gc(self._parts, self._run, keep, grace, sweep=sweep)
+        return gc.plan_gc(self._parts, self._run, keep, grace, progress, sweep=sweep)
 
     def gc(
         self,
@@ -69,6 +77,7 @@ class Keeping:
         grace: float = DEFAULT_GRACE,
         sweep: bool = False,
         most: float = DEFAULT_MOST,
+        progress: ProgressCallback | None = None,
     ) -> GcReport:
         """Delete the run's commits that `keep` does not keep, and free what no commit needs. See `plan_gc`.
 
@@ -77,14 +86,15 @@ class Keeping:
             grace: see `plan_gc`.
             sweep: see `plan_gc`.
             most: the largest share of the run's commits that may be deleted at once.
+            progress: called with (stage, bytes done, bytes in all), of the plan and then of the packs that go.
 
         Raises:
             GcRefused: as for `plan_gc`; more commits than `most` would go; or a pack that a commit needs is missing.
                 Nothing was changed.
         """
-        plan = self.plan_gc(keep, grace=grace, sweep=sweep)
+        plan = self.plan_gc(keep, grace=grace, sweep=sweep, progress=progress)
         gc.check_share(plan, most)
-        return plan.execute()
+        return plan.execute(progress)
 
     def verify(
         self,

@@ -14,10 +14,9 @@ ProgressCallback = Callable[[str, int, int], None]
 
 def meter(callback: ProgressCallback | None, stage: str, total: int) -> Advance:
     """An `Advance` that adds up and tells the callback."""
+    check_callback(callback)
     if callback is None:
         return ignore
-    if not callable(callback):
-        raise InvalidArgument(f"progress={callback!r}: give a function of stage, bytes done and bytes in all")
     lock = threading.Lock()
     done = 0
 
@@ -28,3 +27,9 @@ def meter(callback: ProgressCallback | None, stage: str, total: int) -> Advance:
             callback(stage, done, total)
 
     return advance
+
+
+def check_callback(callback: object) -> None:
+    """Raises InvalidArgument for what is neither None nor can be called."""
+    if callback is not None and not callable(callback):
+        raise InvalidArgument(f"progress={callback!r}: give a function of stage, bytes done and bytes in all")

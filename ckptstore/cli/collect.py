@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptstore.cli import text
-from ckptstore.cli.output import print_json, print_table
+from ckptstore.cli.output import print_json, print_table, progress_bar
 from ckptstore.cli.place import Place, store_command
 from ckptstore.cli.table import Column
 
@@ -54,11 +54,12 @@ def gc(
     from ckptstore.operations.gc import DEFAULT_GRACE
 
     policy = _policy(keep_last, keep_every, keep_best)
-    with place.open(any_run=policy is None) as store:
+    with place.open(any_run=policy is None) as store, progress_bar() as progress:
         commits = store.log() if policy is not None else []
         _check_metrics(keep_best, commits)
-        plan = store.plan_gc(policy, grace=DEFAULT_GRACE if grace is None else grace, sweep=sweep)
-        report = plan.execute() if yes else None
+        seconds = DEFAULT_GRACE if grace is None else grace
+        plan = store.plan_gc(policy, grace=seconds, sweep=sweep, progress=progress)
+        report = plan.execute(progress) if yes else None
     if as_json:
         print_json(_plan_json(plan, commits) | {"report": None if report is None else _report_json(report)})
     else:

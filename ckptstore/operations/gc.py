@@ -7,7 +7,7 @@ only after that removed from storage, so every step can be repeated after a cras
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog, CommitRecord, Objects
@@ -18,6 +18,7 @@ from ckptstore.format.packs import pack_key
 from ckptstore.operations.orphans import orphans
 from ckptstore.operations.retention import KeepLast, Policy
 from ckptstore.operations.rewrite import rewrite_packs, wasteful_packs
+from ckptstore.progress import ProgressCallback, check_callback, meter
 from ckptstore.storage.base import Storage, Sweeping
 
 DEFAULT_GRACE = 900.0
@@ -80,21 +81,28 @@ class GcPlan:
     orphans: Objects
     grace: float
 
-    def execute(self) -> GcReport:
+    def execute(self, progress: ProgressCallback | None = None) -> GcReport:
         """Do it. Commits that were tagged since the plan was made stay.
+
+        Args:
+            progress: called with (stage, bytes done, bytes in all), of the packs that go. What it raises ends this
+                between two steps; another gc does the rest.
 
         Raises:
             GcRefused: a pack that a commit needs is missing from storage; nothing was changed.
         """
         storage, catalog = self.chunks.storage, self.chunks.catalog
+        check_callback(progress)
         _check_needed_packs(storage, catalog)
         steps = self._delete_steps()
         fenced = catalog.fence_expired()
-        gone = list(self._collect())
-        rewritten, written = rewrite_packs(self.chunks, self.rewrite)
+        going = _Going(self, progress)
+        gone = list(self._collect(going))
+        rewritten, written = rewrite_packs(self.chunks, self.rewrite, going.dealt_with)
         if rewritten:
-            gone += self._collect()
+            gone += self._collect(going)
         gone.append((self.orphans, remove(storage, self.orphans)))
+        going.over()
         unfinished = storage.sweep_temporary(_UNFINISHED_SECONDS) if isinstance(storage, Sweeping) else 0
         return GcReport(
             deleted=steps,
@@ -107,11 +115,16 @@ class GcPlan:
             unfinished=unfinished,
         )
 
-    def _collect(self) -> Iterator[tuple[Objects, int]]:
+    def _collect(self, going: _Going) -> Iterator[tuple[Objects, int]]:
         """What was condemned and removed, and its bytes, in parts, since a commit waits while one is condemned."""
         catalog = self.chunks.catalog
+
+        def settle(done: Objects) -> None:
+            catalog.settle(done)
+            going.dealt_with(done.packs)
+
         while (condemned := catalog.condemn(self.grace)) != Objects([], []):
-            yield condemned, remove(self.chunks.storage, condemned, catalog.settle)
+            yield condemned, remove(self.chunks.storage, condemned, settle)
 
     def _delete_steps(self) -> tuple[int, ...]:
         catalog = self.chunks.catalog
@@ -125,7 +138,36 @@ class GcPlan:
             return tuple(commit.step for commit in wanted)
 
 
-def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float, *, sweep: bool = False) -> GcPlan:
+class _Going:
+    """Counts the packs that go: each once, when it is rewritten or removed, or else at the end."""
+
+    def __init__(self, plan: GcPlan, progress: ProgressCallback | None) -> None:
+        self._left: dict[str, int] = {}
+        if progress is not None:  # otherwise nobody needs to know
+            catalog = plan.chunks.catalog
+            names = {*catalog.garbage(plan.grace).packs, *plan.rewrite}
+            self._left = {pack.name: pack.size for pack in catalog.packs() if pack.name in names}
+        self._advance = meter(progress, "gc", sum(self._left.values()))
+
+    def dealt_with(self, packs: Collection[str]) -> None:
+        """These, of which some may be counted already."""
+        if known := self._left.keys() & packs:
+            self._advance(sum(self._left.pop(pack) for pack in known))
+
+    def over(self) -> None:
+        """Whatever is left was another gc's, or is needed again."""
+        self.dealt_with(list(self._left))
+
+
+def plan_gc(
+    chunks: ChunkStore,
+    run: str,
+    keep: Policy | None,
+    grace: float,
+    progress: ProgressCallback | None = None,
+    *,
+    sweep: bool = False,
+) -> GcPlan:
     """What gc would do. Without a policy nothing is deleted; only what is collectable already goes.
 
     With `sweep`, storage is listed for what the catalog does not know.
@@ -151,7 +193,8 @@ def plan_gc(chunks: ChunkStore, run: str, keep: Policy | None, grace: float, *, 
     freed = sum(sizes.get(pack, 0) for pack in condemned.packs)
     delete = tuple(commit for commit in commits if commit.id not in kept)
     found = orphans(chunks) if sweep else Objects()
-    return GcPlan(chunks, run, delete, kept, condemned, freed, tuple(wasteful_packs(chunks)), found, grace)
+    rewrite = tuple(wasteful_packs(chunks, progress))
+    return GcPlan(chunks, run, delete, kept, condemned, freed, rewrite, found, grace)
 
 
 def check_share(plan: GcPlan, most: float) -> None:

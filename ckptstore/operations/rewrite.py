@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import ChunkLocation, Rewrite
@@ -14,6 +14,7 @@ from ckptstore.format.codecs import encode
 from ckptstore.format.packs import TARGET_BYTES
 from ckptstore.operations.manifests import commit_digests
 from ckptstore.operations.session import writing_session
+from ckptstore.progress import ProgressCallback, meter
 
 _WORTH = 0.5
 """A pack is rewritten when commits need less than this share of it."""
@@ -36,18 +37,23 @@ class _Waste:
         return sum(chunk.raw_length for chunk in self.needed.values())
 
 
-def wasteful_packs(chunks: ChunkStore) -> list[str]:
+def wasteful_packs(chunks: ChunkStore, progress: ProgressCallback | None = None) -> list[str]:
     """Names of the packs that are worth rewriting; reads manifests only of commits whose packs may be."""
-    return [waste.pack for waste in _survey(chunks, None)]
+    return [waste.pack for waste in _survey(chunks, None, progress)]
 
 
-def rewrite_packs(chunks: ChunkStore, names: Sequence[str]) -> tuple[int, int]:
+def rewrite_packs(
+    chunks: ChunkStore, names: Sequence[str], dealt_with: Callable[[Sequence[str]], None]
+) -> tuple[int, int]:
     """Move what is needed out of those of these packs that are still wasteful, which gc can take then.
 
-    Returns how many packs were rewritten, and the bytes of the new ones.
+    Returns how many packs were rewritten, and the bytes of the new ones. `dealt_with` is told the packs between two
+    transactions, also those that could not be.
     """
-    batches = groups(_survey(chunks, set(names)), lambda waste: waste.raw_bytes, TARGET_BYTES, _BATCH_PACKS)
-    sizes = [size for some in batches for size in _rewrite_what_can_be(chunks, some)]
+    sizes: list[tuple[int, int]] = []
+    for some in groups(_survey(chunks, set(names)), lambda waste: waste.raw_bytes, TARGET_BYTES, _BATCH_PACKS):
+        sizes += _rewrite_what_can_be(chunks, some)
+        dealt_with([waste.pack for waste in some])
     return sum(count for count, _ in sizes), sum(size for _, size in sizes)
 
 
@@ -64,24 +70,28 @@ def _rewrite_what_can_be(chunks: ChunkStore, wastes: Sequence[_Waste]) -> Iterat
                 yield from _rewrite_what_can_be(chunks, [waste])
 
 
-def _survey(chunks: ChunkStore, names: set[str] | None) -> list[_Waste]:
-    """The packs that are mostly waste, of all or of these."""
-    suspects = [
-        pack.name
+def _survey(chunks: ChunkStore, names: set[str] | None, progress: ProgressCallback | None = None) -> list[_Waste]:
+    """The packs that are mostly waste, of all or of these; each counts in equal parts with the commits that need it."""
+    suspects = {
+        pack.name: pack.size
         for pack in chunks.catalog.packs()
         if pack.state == "live" and pack.needed_by and pack.needed_bytes < _WORTH * pack.size
         if names is None or pack.name in names
-    ]
+    }
     users: dict[str, list[str]] = defaultdict(list)
     for pack in suspects:
         for commit in chunks.catalog.users(pack):
             users[commit].append(pack)
     held = {pack: {chunk.digest: chunk for chunk in chunks.catalog.pack_chunks(pack)} for pack in suspects}
     found = {pack: _Waste(pack, sum(chunk.length for chunk in held[pack].values()), {}) for pack in suspects}
+    counts = Counter(pack for packs in users.values() for pack in packs)
+    shares = {commit: sum(suspects[pack] // counts[pack] for pack in packs) for commit, packs in users.items()}
+    advance = meter(progress, "plan", sum(shares.values()))
     for commit, packs in users.items():
         for pack, digests in _needs(chunks, commit, packs, held):
             found[pack].users[commit] = digests
             found[pack].needed.update((digest, held[pack][digest]) for digest in digests)
+        advance(shares[commit])
     return [waste for waste in found.values() if _is_waste(waste)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 
 import ckptstore
 from ckptstore.cli import cli
@@ -130,12 +131,19 @@ def test_colours_are_for_terminals_of_those_who_want_them(url, environment, colo
         os.close(ours)
 
 
-def test_a_bar_on_a_terminal_shows_progress(url):
+@pytest.mark.parametrize(
+    ("name", "options", "answer"),
+    [("verify", [], "no problem"), ("gc", ["--grace", "0", "--yes"], "freed 1 pack")],
+)
+def test_a_bar_on_a_terminal_shows_progress(url, name, options, answer):
+    with ckptstore.open(url) as store:
+        store.commit({"w": torch.rand(5000)}, step=300)
+        store.delete(300)
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "ckptstore", "verify", url]
+    command = [sys.executable, "-m", "ckptstore", name, url, *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, env=TERMINAL)
     os.close(theirs)
-    assert b"verify" in os.read(ours, 1 << 16) and done.stdout.startswith("no problem")
+    assert name.encode() in os.read(ours, 1 << 16) and answer in done.stdout
     os.close(ours)
 
 

@@ -1,0 +1,135 @@
+"""What keeps a store tells how far it is, and stops where who is told wants it to."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import ckptstore
+from ckptstore.errors import InvalidArgument
+from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, site_of
+from ckptstore.testing.equality import assert_same
+
+
+def state(*numbers):
+    """Blocks of 40 KiB, told apart by their numbers."""
+    return {f"block {number}": torch.arange(10_240) * (number + 1) + number for number in numbers}
+
+
+class Told:
+    """A callback that keeps what it is told, and raises at one call of a stage."""
+
+    def __init__(self, stage="", failing=-1):
+        self.calls: list[tuple[str, int, int]] = []
+        self._stage, self._failing = stage, failing
+
+    def __call__(self, stage, done, total):
+        assert threading.current_thread() is threading.main_thread()
+        self.calls.append((stage, done, total))
+        if stage == self._stage and len(self.of(stage)) == self._failing:
+            raise RuntimeError("enough")
+
+    def of(self, stage):
+        """How far each call said it was."""
+        return [done for name, done, _ in self.calls if name == stage]
+
+    def total(self, stage):
+        """The one total, which is reached in the end and not before it."""
+        (total,) = {total for name, _, total in self.calls if name == stage}
+        done = self.of(stage)
+        assert done == sorted(done) and done[-1] == total > 0
+        return total
+
+
+@pytest.fixture
+def wasteful(tmp_path):
+    """Step 1 needs a little of two packs; step 3 is deleted, and its pack is needed by nobody."""
+    site = site_of(tmp_path / "store")
+    with site.open(chunk_bytes=CHUNK_BYTES) as store:
+        store.commit(state(*range(8)), step=0)
+        store.commit(state(*range(10, 18)), step=1)
+        store.commit(state(0, 10), step=2)
+        for step in (0, 1):
+            store.delete(step)
+        store.plan_gc(grace=0).execute()
+        store.commit(state(20, 21), step=3)
+        store.delete(3)
+    return site
+
+
+def sizes_of(site):
+    parts = site.parts()
+    try:
+        return {pack.name: pack.size for pack in parts.catalog.packs()}
+    finally:
+        parts.close()
+
+
+# gc
+
+
+def test_gc_counts_the_packs_that_it_looks_at_and_those_that_go(wasteful):
+    sizes = sizes_of(wasteful)
+    told = Told()
+    with wasteful.open() as store:
+        report = store.gc(grace=0, progress=told)
+    assert (report.rewritten, report.packs) == (2, 3)
+    assert told.total("gc") == report.freed_bytes
+    assert len(told.of("gc")) == 2  # what was garbage, and what was rewritten
+    assert told.total("plan") == sum(sorted(sizes.values())[-2:])
+    assert [name for name, *_ in told.calls] == ["plan", "gc", "gc"]
+
+
+def test_a_plan_of_gc_and_its_execution_tell_each_of_their_own(wasteful):
+    planned, done = Told(), Told()
+    with wasteful.open() as store:
+        plan = store.plan_gc(grace=0, progress=planned)
+        plan.execute(progress=done)
+        assert {name for name, *_ in planned.calls} == {"plan"}
+        assert {name for name, *_ in done.calls} == {"gc"}
+        assert done.total("gc") > 0
+        nothing = Told()
+        store.gc(grace=0, progress=nothing)
+        assert nothing.calls == []
+
+
+def test_gc_counts_what_another_gc_took_meanwhile(wasteful):
+    told = Told()
+    taken: list[ckptstore.GcReport] = []
+
+    def other(*call):
+        told(*call)
+        if not taken:
+            with wasteful.open() as store:
+                taken.append(store.gc(grace=0))
+
+    with wasteful.open() as store:
+        report = store.plan_gc(grace=0).execute(other)
+    assert (taken[0].rewritten, report.rewritten, report.packs) == (2, 0, 1)
+    assert told.total("gc") > report.freed_bytes
+
+
+@pytest.mark.parametrize(("stage", "call"), [("plan", 1), ("gc", 1), ("gc", 2)])
+def test_a_gc_that_is_stopped_is_done_by_the_next_one(wasteful, stage, call):
+    with wasteful.open() as store:
+        with pytest.raises(RuntimeError, match="enough"):
+            store.gc(grace=0, progress=Told(stage, call))
+        assert_same(store.checkout(2), state(0, 10))
+        assert store.verify().ok
+        store.gc(grace=0)
+        assert store.plan_gc(grace=0).rewrite == ()
+        assert_same(store.checkout(2), state(0, 10))
+    assert_nothing_leaked(wasteful)
+
+
+def test_what_is_no_callback_stops_gc_before_it_begins(wasteful):
+    with wasteful.open() as store:
+        store.commit(state(30), step=4)
+        plan = store.plan_gc(ckptstore.KeepLast(1), grace=0)
+        for act in (store.plan_gc, store.gc, plan.execute):
+            with pytest.raises(InvalidArgument, match="progress=5"):
+                act(progress=5)
+        assert store.steps() == [2, 4]
+        assert store.plan_gc(grace=0).condemned.packs == plan.condemned.packs
