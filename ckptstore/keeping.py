@@ -142,7 +142,7 @@ class Keeping:
         heals what is still lost. They stay in storage as long as anything is lost. Manifest documents are mended from
         the catalog, and the catalog's from them.
         """
-        return self.plan_repair(source, progress=progress).execute()
+        return self.plan_repair(source, progress=progress).execute(progress)
 
     def _find(self, ref: Ref) -> CommitRecord:
         return address.resolve(self._parts.catalog, self._run, ref)

@@ -49,7 +49,7 @@ def repair(
             good = Place(source, source_catalog, None, place.key_file, source_storage_options, read_only=True)
             other = stack.enter_context(good.open(any_run=True))
         plan = store.plan_repair(other, progress=progress)
-        report = plan.execute() if yes else None
+        report = plan.execute(progress) if yes else None
     if as_json:
         print_json(_plan_json(plan) | {"report": None if report is None else _report_json(report)})
     else:

@@ -24,7 +24,7 @@ from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
 from ckptstore.operations.verify import Scope, verify
-from ckptstore.progress import ProgressCallback
+from ckptstore.progress import ProgressCallback, meter
 
 _BATCH_CHUNKS = 4096
 
@@ -65,16 +65,27 @@ class RepairPlan:
     documents: tuple[str, ...]
     lost: tuple[str, ...]
 
-    def execute(self) -> RepairReport:
+    def execute(self, progress: ProgressCallback | None = None) -> RepairReport:
         """Do it. May be done again after a crash.
+
+        Args:
+            progress: called with (stage, bytes done, bytes in all), of the packs that are damaged, or were found so
+                earlier. What it raises ends this between two packs.
 
         Raises:
             SessionFenced: a commit came to need a damaged pack in the meantime; repair again.
         """
-        chunks, bad = self.chunks, set(self.packs)
+        chunks, bad, saved = self.chunks, set(self.packs), 0
+        known = chunks.catalog.packs()
+        sizes = {pack.name: pack.size for pack in known if pack.name in bad or pack.state == "damaged"}
+        advance = meter(progress, "repair", sum(sizes.values()))
         documents = sum(_mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
-        saved = sum(_retire(chunks, pack, bad, self.source) for pack in self.packs)
+        for pack in self.packs:
+            saved += _retire(chunks, pack, bad, self.source)
+            advance(sizes.pop(pack, 0))
         saved += _heal(chunks, self.source)
+        if sizes:
+            advance(sum(sizes.values()))
         lost = (*_unreadable(chunks), *_leaves(chunks, set(chunks.catalog.lost())))
         return RepairReport(len(self.packs), saved, documents, lost)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 import ckptstore
 from ckptstore.errors import InvalidArgument
+from ckptstore.format.packs import pack_key
 from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, site_of
 from ckptstore.testing.equality import assert_same
 
@@ -26,7 +28,7 @@ class Told:
         self._stage, self._failing = stage, failing
 
     def __call__(self, stage, done, total):
-        assert threading.current_thread() is threading.main_thread()
+        assert threading.current_thread() is threading.main_thread() or stage == "verify"
         self.calls.append((stage, done, total))
         if stage == self._stage and len(self.of(stage)) == self._failing:
             raise RuntimeError("enough")
@@ -65,6 +67,15 @@ def sizes_of(site):
         return {pack.name: pack.size for pack in parts.catalog.packs()}
     finally:
         parts.close()
+
+
+def flip(site, *names):
+    """Damage a payload of each of these packs."""
+    for name in names:
+        path = Path(site.url) / pack_key(name)
+        data = bytearray(path.read_bytes())
+        data[5000] ^= 8
+        path.write_bytes(data)
 
 
 # gc
@@ -133,3 +144,59 @@ def test_what_is_no_callback_stops_gc_before_it_begins(wasteful):
                 act(progress=5)
         assert store.steps() == [2, 4]
         assert store.plan_gc(grace=0).condemned.packs == plan.condemned.packs
+
+
+# repair
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Of three packs, the first was retired when it was found damaged, and the second is damaged too by now."""
+    site = site_of(tmp_path / "store")
+    with site.open(chunk_bytes=CHUNK_BYTES) as store:
+        for step in range(3):
+            store.commit(state(step, 10 + step), step=step)
+        first, second, _ = sizes_of(site)
+        flip(site, first)
+        store.repair()
+    flip(site, second)
+    return site
+
+
+def test_repair_counts_the_packs_that_it_verifies_and_those_that_are_damaged(damaged):
+    sizes = list(sizes_of(damaged).values())
+    told = Told()
+    with damaged.open() as store:
+        report = store.repair(progress=told)
+    assert report.packs == 1 and len(report.lost) == 2
+    assert told.total("repair") == sum(sizes[:2])
+    assert told.of("repair") == [sizes[1], sum(sizes[:2])]
+    assert {name for name, *_ in told.calls} == {"verify", "repair"}
+
+
+def test_a_whole_store_has_nothing_to_repair(wasteful):
+    told = Told()
+    with wasteful.open() as store:
+        store.plan_repair().execute(told)
+    assert told.calls == []
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_repair_that_is_stopped_can_be_done_again(damaged, call):
+    with damaged.open() as store:
+        plan = store.plan_repair()
+        with pytest.raises(RuntimeError, match="enough"):
+            plan.execute(Told("repair", call))
+        assert store.repair().lost == plan.lost
+        for step in range(2):
+            store.commit(state(step, 10 + step), step=step, run="again")
+        assert store.verify().ok
+        assert store.plan_repair().lost == ()
+
+
+def test_what_is_no_callback_stops_repair_before_it_begins(damaged):
+    with damaged.open() as store:
+        plan = store.plan_repair()
+        with pytest.raises(InvalidArgument, match="progress=5"):
+            plan.execute(progress=5)
+        assert store.plan_repair() == plan
