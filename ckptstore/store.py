@@ -166,7 +166,7 @@ class Store(Keeping):
             process_group: the ranks; by default those of torch.distributed's default group, if it is initialised.
             replicated: globs, as `paths` of `checkout`, given alike on all ranks: leaves that are taken for the same on
                 all ranks that have them, without hashing them to compare. Where they differ, one rank's is stored.
-            progress: called with (stage, bytes done, bytes in all); not among several ranks.
+            progress: called with (stage, bytes done, bytes in all); of several ranks each with its own bytes.
 
         Returns:
             The commit's record. It is durable: a crash after the return loses nothing, one before changes nothing.

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 from ckptstore.catalog.base import CommitRecord
@@ -71,14 +72,15 @@ class Background:
             return self._own_stager().look(wish.flatten())
 
         refuse_at_exit()
-        ranks = Ranks(*seat(group), group)
+        ranks, measure = Ranks(*seat(group), group), partial(meter, progress, "commit")
         if ranks.count > 1:
-            return commit_together(self._chunks, ranks, replace(wish, flatten=landed))
+            return commit_together(self._chunks, ranks, replace(wish, flatten=landed), measure)
         self.land()  # before the parent is looked up
         draft, flat = wish.draft(), self._own_stager().look(wish.flatten())
         if flat.sharded:
-            return commit_together(self._chunks, ranks, replace(wish, flatten=lambda: flat, draft=lambda: draft))
-        return commit(self._chunks, flat, draft, meter(progress, "commit", flat.nbytes))
+            known = replace(wish, flatten=lambda: flat, draft=lambda: draft)
+            return commit_together(self._chunks, ranks, known, measure)
+        return commit(self._chunks, flat, draft, measure(flat.nbytes))
 
     def launch(self, wish: Wish, group: Group | None, *, just_in_time: bool, when_busy: WhenBusy) -> CommitHandle:
         """Stage a state and commit it in a thread: on all ranks of the group, or on none.
@@ -200,20 +202,18 @@ class Background:
 
         try:
             if group is not None or staged.flat.sharded:
-                record = self._commit_together(wish, group)
-                advance(staged.flat.nbytes)
-                return record
+                return self._commit_together(wish, group, advance)
             staged.just_in_time.prepare()
             return commit(self._chunks, staged.flat, wish.draft(), advance)
         finally:
             staged.just_in_time.close()
             self._own_stager().remember()
 
-    def _commit_together(self, wish: Wish, group: Group | None) -> CommitRecord:
+    def _commit_together(self, wish: Wish, group: Group | None, advance: Advance) -> CommitRecord:
         from ckptstore.operations.ranks.together import commit_together
 
         try:
-            return commit_together(self._chunks, self._channels.ranks(group), wish)
+            return commit_together(self._chunks, self._channels.ranks(group), wish, lambda _: advance)
         except BaseException as error:
             self._channels.leave(group, error)
             raise

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial
 
 import ckptstore
+from ckptstore.state.tree import flatten
 from tests.integrations.rank_child import as_tree, laid_out, local, tensors
 
 MORE_TASKS: dict[str, Callable[..., Any]] = {}
@@ -181,3 +182,33 @@ def commit_and_fail(group, place, step, who, how):
         state["dying"] = Dying(how)
     with ckptstore.open(place) as store:
         store.commit(state, step=step, process_group=group)
+
+
+@task
+def commit_watched(group, place, step, layout="rows", background=False, failing=0):
+    """What this rank is told of its progress, and the bytes it has; some of them tied, its own, or no array's."""
+    rank, told = dist.get_rank(group), []
+
+    def watch(*call):
+        told.append(call)
+        if rank == 1 and len(told) == failing:
+            raise OSError("enough")
+
+    state = as_tree(laid_out(tensors(0), layout, group), step)
+    own = torch.arange(9000.0) + rank
+    state |= {"own": own, "again": {"own": own, "weight": state["model"]["weight"]}, "text": f"{rank}" * 9000}
+    with ckptstore.open(place) as store:
+        if background:
+            handle = store.commit_async(state, step=step, process_group=group)
+            handle.result()
+            told.append(("commit", handle.progress.done, handle.progress.total))
+        else:
+            store.commit(state, step=step, process_group=group, progress=watch)
+    return [told, flatten(state).nbytes]
+
+
+@task
+def commit_watched_by_none(group, place, step, who):
+    with ckptstore.open(place) as store:
+        watched: Any = 5 if dist.get_rank(group) == who else None
+        store.commit({"w": torch.ones(3000)}, step=step, process_group=group, progress=watched)

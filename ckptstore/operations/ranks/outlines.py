@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -13,9 +14,11 @@ import torch
 from msgspec.structs import replace
 
 from ckptstore.chunkstore import ChunkStore
+from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.format.digests import Buffer
 from ckptstore.format.grid import default_chunk_shape, grid_of
 from ckptstore.format.manifest import Container, TensorEntry, Value
+from ckptstore.operations.ranks.counting import Counting
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.operations.ranks.shares import Shard
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
@@ -65,10 +68,16 @@ class Assignment(NamedTuple):
 
 
 class RankState:
-    """The state of a rank, made by `flatten` when it is asked for its outline."""
+    """The state of a rank, made by `flatten` when it is asked for its outline; `measure` is given its bytes then."""
 
-    def __init__(self, chunks: ChunkStore, rank: int, flatten: Callable[[], Flat]) -> None:
-        self._chunks, self._rank, self._flatten = chunks, rank, flatten
+    def __init__(
+        self,
+        chunks: ChunkStore,
+        rank: int,
+        flatten: Callable[[], Flat],
+        measure: Callable[[int], Advance] = lambda _: ignore,
+    ) -> None:
+        self._chunks, self._rank, self._flatten, self._measure = chunks, rank, flatten, measure
         self._flat = Flat({}, {}, (), {})
         self._regions: dict[str, list[Region]] = {}
 
@@ -78,6 +87,7 @@ class RankState:
         Raises what `flatten` raises, and StateError and UnsupportedLeaf for a DTensor.
         """
         self._flat = self._flatten()
+        self._advance = self._measure(self._flat.nbytes)
         self._regions = {path: regions_of(tensor, path) for path, tensor in self._flat.sharded.items()}
         leaves = {path: self._leaf(path, leaf) for path, leaf in self._flat.leaves.items()}
         parts = [
@@ -90,6 +100,16 @@ class RankState:
     def parts(self, assigned: Assignment) -> list[Part]:
         """Its parts of tensors, by the paths that they will have."""
         return [*self._shards(), *self._tensors(assigned)]
+
+    def counting(self, assigned: Assignment, parts: Sequence[Part]) -> Counting:
+        """Counts the bytes of its `parts`; what is tied is written by each path, and counts once."""
+        repeated = {path for group in self._flat.aliases for path in group[1:]}
+        places = {self._place(path, assigned) or path for path in repeated}
+        own = Counter[str]()
+        for part in parts:
+            if part.shard.path not in places:
+                own[part.shard.path] += part.nbytes
+        return Counting(self._advance, self._flat.nbytes, own)
 
     def values(self, assigned: Assignment) -> dict[str, Value]:
         """Plain values, likewise."""

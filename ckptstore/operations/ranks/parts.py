@@ -85,6 +85,11 @@ class Part:
     _leaf: TensorLeaf | None = field(default=None, init=False)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the shard."""
+        return volume(self.shard.start, self.shard.stop) * self.shard.itemsize
+
+    @property
     def is_inline(self) -> bool:
         """Whether the whole tensor stands in the manifest."""
         return prod(self.shard.shape) * self.shard.itemsize <= INLINE_TENSOR

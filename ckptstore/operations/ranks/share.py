@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -19,6 +19,7 @@ from ckptstore.format.grid import Division
 from ckptstore.format.manifest import INLINE_VALUE, Value
 from ckptstore.operations.lineage import Lineage, StoredLineage
 from ckptstore.operations.publish import discard
+from ckptstore.operations.ranks.counting import Counting
 from ckptstore.operations.ranks.gathering import Gathering
 from ckptstore.operations.ranks.granted import Granted
 from ckptstore.operations.ranks.parts import Part, Ready, Unit, pieces_of
@@ -40,6 +41,7 @@ class Held:
         parts: its shards of tensors.
         values: gives its plain values, encoded, by path.
         logical_paths: by path, where these leaves are in commits.
+        counting: told what was stored, or need not be.
     """
 
     chunks: Callable[[], ChunkStore]
@@ -48,6 +50,7 @@ class Held:
     parts: Sequence[Part]
     values: Callable[[], Mapping[str, Value]]
     logical_paths: Mapping[str, str]
+    counting: Counting = field(default_factory=Counting)
 
 
 class _Asked(NamedTuple):
@@ -82,8 +85,10 @@ def _write_rounds(
     grant = gathering.grant if gathering else _never
     for turn in range(max(dealt.deals.turns, dealt.windows)):
         arrived = trades.exchange(ranks, turn)
-        units = chain(trades.units(turn, arrived), next(share.windows, ()))
-        share.grant = ranks.agree(partial(share.ask, writer, units), grant)
+        window = next(share.windows, ())
+        own = [*trades.held(turn), *((unit.path, unit.size) for unit in window)]
+        units = chain(trades.units(turn, arrived), window)
+        share.grant = ranks.agree(partial(share.ask, writer, units, own), grant)
     ranks.agree(partial(share.finish, writer), gathering.settle if gathering else _never)
     return share.report(writer)
 
@@ -99,11 +104,13 @@ class _Share:
         self.windows: Iterator[Sequence[Unit]] = iter(())
         self.grant = Grant()
         self._asked: list[_Asked] = []
+        self._own: Iterable[tuple[str, int]] = ()
         self._chunks: dict[str, dict[int, bytes]] = defaultdict(dict)
         self._inline: dict[str, bytes] = {}
         self._values: dict[str, tuple[Value, int]] = {}
 
     def open(self) -> Opening:
+        self._held.counting.begin()
         self.chunks = self._held.chunks()
         if self._granted is not None:
             self.chunks = replace(self.chunks, catalog=cast("Catalog", self._granted))
@@ -118,9 +125,10 @@ class _Share:
         assert self._granted is not None
         return self.chunks.claiming_writer(self._granted)
 
-    def ask(self, writer: ChunkWriter, units: Iterable[Unit]) -> Ask:
-        """After storing what was granted of the chunks before."""
+    def ask(self, writer: ChunkWriter, units: Iterable[Unit], own: Iterable[tuple[str, int]]) -> Ask:
+        """After storing what was granted of the chunks before; these are made of `own`, path and bytes, and others'."""
         self._store(writer)
+        self._own = own
         self._asked = self._looked(writer, [unit for unit in units if not self._took_inline(unit)])
         for unit, digest, _ in self._asked:
             self._chunks[unit.path][unit.number] = digest
@@ -196,6 +204,8 @@ class _Share:
             wanted = [asked[place] for place in grant.wanted]
             brought = self._brought(writer, [each for each in wanted if each.piece is None])
             writer.store({each.digest: each.piece or brought[each.digest] for each in wanted})
+        own, self._own = self._own, ()
+        self._held.counting.done(own)
 
     def _brought(self, writer: ChunkWriter, late: Sequence[_Asked]) -> dict[bytes, Piece]:
         """What had stayed where it is. Raises StateError unless it is what it was."""

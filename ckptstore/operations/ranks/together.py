@@ -9,6 +9,7 @@ from functools import partial
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
+from ckptstore.chunkstore.grouping import Advance
 from ckptstore.operations.address import check_name, check_step
 from ckptstore.operations.history import Draft
 from ckptstore.operations.paths import as_globs
@@ -46,12 +47,13 @@ def flattened(app_state: Mapping[str, object], *, allow_pickle: bool, replicated
     return flatten(app_state, allow_pickle=allow_pickle, replicated=globs)
 
 
-def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish) -> CommitRecord:
+def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish, measure: Callable[[int], Advance]) -> CommitRecord:
     """Store what is new of all states and make one commit of them exist; called by all ranks.
 
+    `measure` is given the bytes of this rank's arrays, and what it returns is told how many of them are done with.
     Raises as `commit.commit` does, or RankFailed for what another rank raised.
     """
-    merging, state = Merging(), RankState(chunks, ranks.rank, wish.flatten)
+    merging, state = Merging(), RankState(chunks, ranks.rank, wish.flatten, measure)
 
     def tell() -> tuple[Opening, list[bytes]]:
         run, step = check_name("run", wish.run), check_step(wish.step)
@@ -66,7 +68,8 @@ def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish) -> CommitRecor
     gathering = Gathering(chunks, wish.draft) if ranks.is_coordinator else None
     parts = state.parts(assigned)
     names = {part.shard.path: part.shard.path for part in parts}
-    held = Held(lambda: chunks, place.run, place.step, parts, partial(state.values, assigned), names)
+    counting = state.counting(assigned, parts)
+    held = Held(lambda: chunks, place.run, place.step, parts, partial(state.values, assigned), names, counting)
     with gathering or nullcontext():
         report = write_share(ranks, gathering, held)
 

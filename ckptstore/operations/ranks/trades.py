@@ -92,6 +92,13 @@ class Trades:
             like, piece = assembly.like, Piece(data, copied=True, form=number_form(assembly.like.dtype))
             yield Unit(like.shard.path, assembly.number, len(data), like.is_inline, assembly.entry, Ready(piece))
 
+    def held(self, turn: int) -> Iterator[tuple[str, int]]:
+        """Path and bytes of every piece of this rank's that the turn is about."""
+        for sends in self._sends[turn].values():
+            yield from ((send.part.shard.path, send.size) for send in sends)
+        for assembly in self._assemblies[turn]:
+            yield from ((part.shard.path, _bytes(part, box)) for part, box in assembly.own)
+
     def _give(self, chunk: SharedChunk, chunk_box: Box, held: Sequence[Part]) -> None:
         for part in held:
             common = overlap(*chunk_box, part.shard.start, part.shard.stop)
