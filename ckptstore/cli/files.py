@@ -13,7 +13,12 @@ from ckptstore.cli.output import print_json, progress_bar
 from ckptstore.cli.place import STEP, Place, reading_command, store_command
 
 _SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
-_INSIDE = {".metadata": "dcp", ".snapshot_metadata": "torchsnapshot"}
+_INSIDE = {
+    ".metadata": "dcp",
+    ".snapshot_metadata": "torchsnapshot",
+    "model.safetensors": "safetensors",
+    "model.safetensors.index.json": "safetensors",
+}
 _MODULES = {
     "safetensors": "safetensors",
     "torch": "torch_save",
@@ -26,6 +31,7 @@ _MODULES = {
 @reading_command
 @click.argument("step")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Only what is beneath this name of the state, which import --name put there.")
 @click.option("--paths", multiple=True, metavar="GLOB", help="Only these logical paths. May be repeated.")
 @click.option(
     "--format",
@@ -35,12 +41,20 @@ _MODULES = {
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists; a folder is never replaced.")
 def export_(
-    place: Place, *, step: str, file: Path, paths: tuple[str, ...], kind: str | None, force: bool, as_json: bool
+    place: Place,
+    *,
+    step: str,
+    file: Path,
+    name: str | None,
+    paths: tuple[str, ...],
+    kind: str | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Write a commit to a FILE that other tools read.
 
     That is a file of safetensors or torch.save, or a folder of torch.distributed.checkpoint (dcp). A safetensors file
-    holds tensors only, named by their logical paths.
+    holds tensors only, named by their logical paths, or with --name as in the state dict that stands there.
     """
     kind = kind or _kind(file)
     if kind == "dcp" and force:
@@ -48,7 +62,7 @@ def export_(
     options = {} if kind == "dcp" else {"overwrite": force}
     with place.open(step) as store, progress_bar() as progress:
         commit = store.find(step)
-        _function("export", kind)(store, commit, file, paths=paths or None, progress=progress, **options)
+        _function("export", kind)(store, commit, file, name=name, paths=paths or None, progress=progress, **options)
     size = sum(part.stat().st_size for part in (file.iterdir() if file.is_dir() else [file]))
     if as_json:
         print_json({"run": commit.run, "step": commit.step, "file": str(file), "format": kind, "bytes": size})
@@ -73,8 +87,9 @@ def import_(
 ) -> None:
     """Commit a FILE that another tool wrote.
 
-    That is a file of safetensors or torch.save, or a folder of torch.distributed.checkpoint (dcp) or torchsnapshot.
-    The run begins if it is new. What torch.save wrote is read with weights_only=True.
+    That is a file of safetensors or torch.save, or a folder of Hugging Face (model.safetensors, alone or in numbered
+    files with an index), torch.distributed.checkpoint (dcp) or torchsnapshot. The run begins if it is new. What
+    torch.save wrote is read with weights_only=True.
     """
     from ckptstore.cli.records import commit_json
 

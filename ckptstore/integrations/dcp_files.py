@@ -16,6 +16,7 @@ from ckptstore.catalog.base import CommitRecord
 from ckptstore.errors import StateError, StorageError
 from ckptstore.integrations.dcp_metadata import Keys, SavedBytes, SavedTensor, read_metadata
 from ckptstore.integrations.mapped import CheckpointFiles, Place, gathered
+from ckptstore.integrations.named import state_at
 from ckptstore.integrations.new_files import new_folder
 from ckptstore.integrations.trees import tree
 from ckptstore.operations.address import Ref
@@ -29,6 +30,7 @@ def export_dcp(
     step: Ref,
     folder: str | os.PathLike[str],
     *,
+    name: str | None = None,
     paths: str | Sequence[str] | None = None,
     progress: ProgressCallback | None = None,
 ) -> None:
@@ -38,20 +40,23 @@ def export_dcp(
         store: the store.
         step: the commit.
         folder: a new local folder, which appears whole or not at all.
+        name: only what stands at this name of the app state, the inverse of the import's; by default everything.
         paths: globs of logical paths: only these leaves.
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
         StateError: the commit has leaves that DCP can not write, such as sparse tensors, or names that are one in DCP.
         Conflict: the folder exists.
-        PathNotFound: a glob that selects nothing.
+        PathNotFound: a glob that selects nothing, or a name at which nothing is.
         PickleRefused: the commit has a leaf that is a pickle.
         StorageError, OSError: the folder can not be written.
     """
     with new_folder(Path(folder)) as temporary:
-        _save(
-            store.checkout(step, paths=paths, progress=progress), temporary, f"{store.manifest(step).name} to {folder}"
-        )
+        view = store.manifest(step)
+        state = state_at(store, view, name, paths, progress)
+        if not isinstance(state, dict):
+            raise StateError(f"cannot write {view.name} to {folder} with DCP: at the name {name!r} is no dict")
+        _save(state, temporary, f"{view.name} to {folder}")
 
 
 def import_dcp(

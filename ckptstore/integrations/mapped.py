@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -10,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.utils import _create_file_view
@@ -18,7 +20,7 @@ from ckptstore.errors import FormatError, InvalidArgument
 from ckptstore.format.grid import Index
 from ckptstore.integrations.saved import load_saved
 from ckptstore.state.pieces import PiecedTensor, TensorPiece
-from ckptstore.state.tensors import as_tracked, is_backed
+from ckptstore.state.tensors import Array, as_tracked, is_backed
 
 _MOST_MAPPED = 64
 
@@ -38,7 +40,7 @@ class MappedTensor:
     """A tensor in a file: its form, without memory, and what brings it."""
 
     form: Tensor
-    load: Callable[[], Tensor]
+    load: Callable[[], Array]
 
 
 class CheckpointFiles:
@@ -92,10 +94,11 @@ class CheckpointFiles:
         form = torch.empty(shape, dtype=dtype, device="meta")
         return MappedTensor(form, partial(self._view, place.file, place.start, form))
 
-    def _view(self, file: Path, at: int, form: Tensor) -> Tensor:
-        storage = self._mapped(file)[at : at + form.untyped_storage().nbytes()]
-        empty = torch.empty(0, dtype=form.dtype, device="cpu")
-        return empty.set_(storage, form.storage_offset(), form.shape, form.stride())
+    def _view(self, file: Path, at: int, form: Tensor) -> Array:
+        width = form.itemsize
+        strides = [stride * width for stride in form.stride()]
+        first = at + form.storage_offset() * width
+        return np.ndarray(tuple(form.shape), np.dtype((np.void, width)), self._mapped(file), first, strides)
 
 
 def gathered(
@@ -128,8 +131,10 @@ def _window(opened: IO[bytes], place: Place) -> IO[bytes]:
     return cast(IO[bytes], _create_file_view(cast(io.IOBase, opened), place.start, place.size))
 
 
-def _map(file: Path) -> Any:
+def _map(file: Path) -> mmap.mmap:
+    """Read-only, since the kernel counts what may be written as memory: files larger than it could not be mapped."""
     try:
-        return torch.UntypedStorage.from_file(str(file), shared=False, nbytes=file.stat().st_size)
-    except (RuntimeError, OSError) as error:
+        with file.open("rb") as opened:
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (ValueError, OSError) as error:
         raise FormatError(f"{file} can not be mapped: {error}") from error

@@ -1,35 +1,31 @@
-"""Files of safetensors: flat, tensors only. A tensor's name there is its logical path here.
+"""Files of safetensors: flat, tensors only, and folders of them as Hugging Face's libraries write them.
 
-Tied tensors are stored once, and the file's metadata names the others, as safetensors' own `save_model` does it.
+The names in a file are those of one state dict, which stands at a name of the app state here; or of a whole app state,
+and then the logical paths. Tied tensors are stored once, and the file's metadata names the others, as safetensors' own
+`save_model` does it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ckptstore.catalog.base import CommitRecord
-from ckptstore.errors import CkptStoreError, FormatError, StateError, StorageError
+from ckptstore.errors import PathNotFound, StateError, StorageError
 from ckptstore.format.manifest import Entry, TensorEntry
+from ckptstore.integrations.named import entries_at, state_at
 from ckptstore.integrations.new_files import new_file
+from ckptstore.integrations.safetensors_files import DTYPES, FORMAT, read_tensors
+from ckptstore.integrations.safetensors_names import file_names, nested
 from ckptstore.operations.address import Ref
-from ckptstore.operations.paths import as_globs, chosen, require_matches
 from ckptstore.operations.view import ManifestView
 from ckptstore.progress import ProgressCallback
-from ckptstore.state.paths import matches, parse, segment, split
+from ckptstore.state.paths import matches, segment
 from ckptstore.store import Store
 
-_DTYPES = frozenset(
-    {
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("bfloat16", "float16", "float32", "float64", "complex64"),
-        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    }
-)
+_HOLDABLE = frozenset(DTYPES.values())
 _MOST_TOLD = 10
-_FORMAT = "format"
 _METADATA = "__metadata__"
 
 
@@ -38,6 +34,7 @@ def export_safetensors(
     step: Ref,
     file: str | os.PathLike[str],
     *,
+    name: str | None = None,
     paths: str | Sequence[str] | None = None,
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
@@ -48,14 +45,16 @@ def export_safetensors(
         store: the store.
         step: the commit.
         file: a local file, which appears whole or not at all.
+        name: only what is beneath this name of the app state, as its keys name it there, joined by ".": what
+            `load_state_dict` takes, and the inverse of the import; by default everything, named by logical path.
         paths: globs of logical paths: only these leaves.
         overwrite: replace the file if it exists.
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
-        StateError: the commit has leaves that a safetensors file can not hold; names them.
+        StateError: there are leaves that a safetensors file can not hold, or two of one name; names them.
         Conflict: the file exists.
-        PathNotFound: a glob that selects nothing.
+        PathNotFound: a glob that selects nothing, or a name beneath which nothing is.
         StorageError, OSError: the file can not be written.
     """
     from safetensors import SafetensorError
@@ -65,17 +64,19 @@ def export_safetensors(
     from ckptstore.state.tensors import TensorLeaf
     from ckptstore.state.tree import flatten
 
-    _check_holdable(store.manifest(step), as_globs(paths))
+    view = store.manifest(step)
+    names = _names(view, name, paths)
     with new_file(Path(file), overwrite=overwrite) as temporary:
-        flat = flatten(store.checkout(step, paths=paths, progress=progress))
-        tied = {path: group[0] for group in flat.aliases for path in group[1:]}
+        state = state_at(store, view, name, paths, progress)
+        flat = flatten(state if name is None else {name: state})
+        tied = _ties([[names[path] for path in group] for group in flat.aliases])
         tensors = {
-            path: leaf.tensor.detach().contiguous()
+            names[path]: leaf.tensor.detach().contiguous()
             for path, leaf in flat.leaves.items()
-            if isinstance(leaf, TensorLeaf) and isinstance(leaf.tensor, Tensor) and path not in tied
+            if isinstance(leaf, TensorLeaf) and isinstance(leaf.tensor, Tensor) and names[path] not in tied
         }
         try:
-            save_file(tensors, temporary, metadata={_FORMAT: "pt", **tied})
+            save_file(tensors, temporary, metadata={FORMAT: "pt", **tied})
         except SafetensorError as error:
             raise StorageError(f"cannot write {file}: {error}") from error
 
@@ -88,83 +89,52 @@ def import_safetensors(
     name: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> CommitRecord:
-    """Commit the tensors of a file. Names with "/" are logical paths, as an export wrote them.
+    """Commit the tensors of a file, or of a folder as Hugging Face's libraries write it. They are read chunk by chunk.
 
     Args:
         store: the store.
-        file: a local file.
+        file: a local file, or a folder with `model.safetensors`, or with `model.safetensors.index.json` and the files
+            that this names.
         step: the new step.
-        name: put everything beneath this name of the app state; by default the file's names are on top.
+        name: put everything beneath this name of the app state, with the file's names as keys; by default these are
+            logical paths, as an export without `name` wrote them.
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
-        FormatError: the file is no safetensors file, or one name in it is beneath another one.
+        FormatError: the file is no safetensors file, or one name in it is beneath another one, without `name`; the
+            folder has no such files, or they are not those that its index names. Nothing is committed.
         StepExists: the step holds another state.
     """
-    state = nested(_read(Path(file)), str(file))
-    return store.commit(state if name is None else {name: state}, step=step, progress=progress)
+    tensors = read_tensors(Path(file))
+    state = nested(tensors, str(file)) if name is None else {name: tensors}
+    return store.commit(state, step=step, progress=progress)
 
 
-def nested(tensors: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Tensors by logical path as nested dicts. Raises FormatError when a tensor is beneath a tensor."""
-    state: dict[str, Any] = {}
-    for path, tensor in tensors.items():
-        *inner, last = _keys(path)
-        node = state
-        for key in inner:
-            node = node.setdefault(key, {})
-            if not isinstance(node, dict):
-                raise FormatError(f"{file}: {path!r} is beneath another tensor, so names are no paths here: rename it")
-        if last in node:
-            raise FormatError(f"{file}: other tensors are beneath {path!r}, so names are no paths here: rename it")
-        node[last] = tensor
-    return state
+def _names(view: ManifestView, name: str | None, paths: str | Sequence[str] | None) -> dict[str, str]:
+    """Logical path → name in the file, of all leaves that it is to hold."""
+    entries = entries_at(view, name, paths)
+    if name is not None and segment(name) not in view.manifest.containers:
+        raise PathNotFound(f"{view.name} has nothing beneath the name {name!r}, which is a leaf: select it with paths")
+    names = file_names(entries, name)
+    _check_holdable(view, entries, names)
+    return names
 
 
-def _keys(path: str) -> list[Any]:
-    """The keys on the way, of which the first one is a name."""
-    top, *rest = split(path) or ("",)
-    key = _key(top)
-    return [key if isinstance(key, str) else top, *map(_key, rest)]
+def _ties(groups: Iterable[Sequence[str]]) -> dict[str, str]:
+    """Name → the one that it is tied to, and that the file holds. What is named "format" must be that one."""
+    kept = [(FORMAT if FORMAT in group else group[0], group) for group in groups]
+    return {name: first for first, group in kept for name in group if name != first}
 
 
-def _key(part: str) -> Any:
-    """The key of a segment; what is the segment of no key stands for itself."""
-    from ckptstore.state.values import decode
-
-    try:
-        encoded = parse(part)
-        key = decode(encoded, part)
-        hash(key)
-    except (CkptStoreError, TypeError):
-        return part
-    return key if segment(encoded) == part else part
-
-
-def _read(file: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
-            notes = opened.metadata() or {}
-    except SafetensorError as error:
-        raise FormatError(f"{file} is no whole safetensors file: {error}") from error
-    tied = {name: tensors[kept] for name, kept in notes.items() if kept in tensors and name != _FORMAT}
-    return tied | tensors
-
-
-def _check_holdable(view: ManifestView, paths: Sequence[str] | None) -> None:
-    """Raises StateError naming every selected leaf that safetensors has no form for."""
+def _check_holdable(view: ManifestView, entries: Mapping[str, Entry], names: Mapping[str, str]) -> None:
+    """Raises StateError naming every leaf that safetensors has no form for."""
     from ckptstore.state.composites import KINDS
 
-    if paths is not None:
-        require_matches([*view.manifest.entries, *view.manifest.containers], paths, view.name)
     composite = tuple(path for path, container in view.manifest.containers.items() if container.kind in KINDS)
     refused = [
         f"  {path}: {reason}"
-        for path, entry in chosen(view.manifest.entries, paths).items()
-        if (reason := _reason(path, entry, composite))
+        for path, entry in entries.items()
+        if (reason := _reason(path, names[path], entry, composite))
     ]
     if refused:
         more = [f"  … and {len(refused) - _MOST_TOLD:,} more"] if len(refused) > _MOST_TOLD else []
@@ -175,13 +145,13 @@ def _check_holdable(view: ManifestView, paths: Sequence[str] | None) -> None:
         )
 
 
-def _reason(path: str, entry: Entry, composite: Sequence[str]) -> str:
-    if path == _METADATA:
+def _reason(path: str, name: str, entry: Entry, composite: Sequence[str]) -> str:
+    if name == _METADATA:
         return "named as the format's own entry"
     if not isinstance(entry, TensorEntry):
         return "a plain value"
     if entry.library != "torch":
         return "a numpy array"
-    if entry.dtype not in _DTYPES:
+    if entry.dtype not in _HOLDABLE:
         return f"dtype {entry.dtype}"
     return "a part of a sparse or quantized tensor" if any(matches(path, outer) for outer in composite) else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.errors import InvalidArgument, StorageError
+from ckptstore.integrations.named import state_at
 from ckptstore.integrations.new_files import new_file
 from ckptstore.integrations.saved import load_saved
 from ckptstore.operations.address import Ref
@@ -20,6 +21,7 @@ def export_torch(
     step: Ref,
     file: str | os.PathLike[str],
     *,
+    name: str | None = None,
     paths: str | Sequence[str] | None = None,
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
@@ -30,20 +32,21 @@ def export_torch(
         store: the store.
         step: the commit.
         file: a local file, which appears whole or not at all.
+        name: only what stands at this name of the app state, the inverse of the import's; by default everything.
         paths: globs of logical paths: only these leaves.
         overwrite: replace the file if it exists.
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
         Conflict: the file exists.
-        PathNotFound: a glob that selects nothing.
+        PathNotFound: a glob that selects nothing, or a name at which nothing is.
         PickleRefused: the commit has a leaf that is a pickle.
         StorageError, OSError: the file can not be written.
     """
     import torch
 
     with new_file(Path(file), overwrite=overwrite) as temporary:
-        state = store.checkout(step, paths=paths, progress=progress)
+        state = state_at(store, store.manifest(step), name, paths, progress)
         try:
             torch.save(state, temporary)
         except RuntimeError as error:

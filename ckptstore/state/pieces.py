@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.grid import Index
-from ckptstore.state.tensors import TensorLeaf, chunk_bytes, fresh, write_box
+from ckptstore.state.tensors import Array, TensorLeaf, chunk_bytes, fresh, write_box
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class TensorPiece:
 
     start: Index
     stop: Index
-    load: Callable[[], Tensor]
+    load: Callable[[], Array]
 
 
 class PiecedTensor:

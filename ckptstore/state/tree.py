@@ -146,6 +146,7 @@ class _Walk:
             self._numpy(value, path)
         elif cls is PiecedTensor:
             self.leaves[path] = PiecedLeaf(value.form, value)
+            self._at_pointer.setdefault(id(value), []).append(path)
         elif is_plain(value):
             self.leaves[path] = encode(value, path)
         elif is_sharded(value):

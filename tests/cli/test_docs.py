@@ -23,6 +23,12 @@ def test_the_examples_run(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     model = torch.nn.Sequential(torch.nn.Linear(30, 20))
     safetensors.torch.save_file(model.state_dict(), "pretrained.safetensors")
+    folder = tmp_path / "hub" / "pretrained"
+    folder.mkdir(parents=True)
+    for number, (name, value) in enumerate(model.state_dict().items(), 1):
+        safetensors.torch.save_file({name: value}, folder / f"model-0000{number}-of-00002.safetensors")
+    places = '{"0.weight": "model-00001-of-00002.safetensors", "0.bias": "model-00002-of-00002.safetensors"}'
+    (folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {places}}}')
     torch.save({name: value + 1 for name, value in model.state_dict().items()}, "tuned.pt")
     for name in ("passphrase", "new-passphrase"):
         (tmp_path / name).write_text(name)

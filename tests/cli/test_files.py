@@ -13,7 +13,8 @@ import torch
 
 import ckptstore
 from ckptstore.errors import Conflict, FormatError, InvalidArgument, StateError, StorageError
-from ckptstore.integrations.safetensors import export_safetensors, import_safetensors, nested
+from ckptstore.integrations.safetensors import export_safetensors, import_safetensors
+from ckptstore.integrations.safetensors_names import nested
 from ckptstore.integrations.torch_save import export_torch, import_torch
 from ckptstore.state.tree import flatten
 from ckptstore.testing.equality import assert_same
@@ -53,6 +54,37 @@ def test_export_and_import_of_safetensors(url, told, asked):
     assert (commit["run"], commit["step"], commit["leaves"]) == ("new", 7, 4)
     with ckptstore.open(url) as store:
         assert_same_leaves(store.checkout("new@7"), {"model": store.checkout(100)["model"]})
+
+
+def test_a_model_comes_back_as_it_was_imported(url, told, run, asked):
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    safetensors.torch.save_file(model.state_dict(), "in.safetensors", metadata={"format": "pt"})
+    told("import", url, "in.safetensors", "--step", 7, "--run", "new", "--name", "model")
+    told("export", url, "new@7", "out.safetensors", "--name", "model")
+    other.load_state_dict(safetensors.torch.load_file("out.safetensors"))
+    assert_same(dict(other.state_dict()), dict(model.state_dict()))
+    assert Path("out.safetensors").read_bytes() == Path("in.safetensors").read_bytes()
+    told("export", url, "new@7", "out.pt", "--name", "model")
+    other.load_state_dict(torch.load("out.pt"))
+    assert "no name 'modle'; nearest: model" in run("export", url, "new@7", "x.pt", "--name", "modle", code=1).stderr
+    assert not Path("x.pt").exists()
+
+
+def test_import_of_folders_of_hugging_face(url, told, run):
+    for name in ("one", "many"):
+        Path(name).mkdir()
+    for file in ("one/model.safetensors", "many/model-00001-of-00001.safetensors"):
+        safetensors.torch.save_file({"w.x": torch.ones(3)}, file)
+    index = Path("many/model.safetensors.index.json")
+    index.write_text('{"weight_map": {"w.x": "model-00001-of-00001.safetensors"}}')
+    for step, folder in ((300, "one"), (301, "many")):
+        assert told("import", url, folder, "--step", step, "--name", "model") == f"committed main@{step}: 1 leaf\n"
+        assert ckptstore.open(url).read(step, "model/w.x").tolist() == [1, 1, 1]
+    index.write_text('{"weight_map": {"w.x": "../one/model.safetensors"}}')
+    assert "'../one/model.safetensors'" in run("import", url, "many", "--step", 302, code=1).stderr
+    assert "--format" in run("import", url, ".", "--step", 302, code=2).stderr
+    assert "neither" in run("import", url, ".", "--step", 302, "--format", "safetensors", code=1).stderr
+    assert ckptstore.open(url).latest() == 301
 
 
 def test_export_and_import_of_torch(url, asked, told):

@@ -52,6 +52,16 @@ def test_a_commit_of_pieces_is_that_of_the_tensor(tmp_path, background):
         assert store.commit({"halves": whole, "turned": turned, "n": 1}, step=1).id == made.id
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_one_tensor_of_pieces_at_two_paths_is_tied(tmp_path, background):
+    one, other = (pieced(torch.arange(6), [((0,), (6,))]) for _ in range(2))
+    state = {"a": one, "b": other, "c": one}
+    with ckptstore.open(tmp_path) as store:
+        store.commit_async(state, step=1).result() if background else store.commit(state, step=1)
+        found = store.checkout(1)
+        assert found["a"] is found["c"] and found["a"] is not found["b"]
+
+
 @pytest.mark.parametrize(
     ("boxes", "told"),
     [

@@ -1,0 +1,48 @@
+"""What an export writes: the state of a commit, or what stands at one of its names, as imports put it there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from glob import escape
+from typing import Any
+
+from ckptstore.errors import PathNotFound, nearest
+from ckptstore.format.manifest import Entry
+from ckptstore.operations.paths import as_globs, chosen, require_matches
+from ckptstore.operations.view import ManifestView
+from ckptstore.progress import ProgressCallback
+from ckptstore.state.paths import segment
+from ckptstore.store import Store
+
+
+def entries_at(view: ManifestView, name: str | None, paths: str | Sequence[str] | None) -> dict[str, Entry]:
+    """The leaves that `paths` select, of those at the name if one is given.
+
+    Raises PathNotFound for a glob that selects nothing, and for a name at which nothing is, or nothing selected.
+    """
+    manifest, globs = view.manifest, as_globs(paths)
+    require_matches([*manifest.entries, *manifest.containers], globs or (), view.name)
+    entries = chosen(manifest.entries, globs)
+    if name is None:
+        return entries
+    if name not in manifest.containers[""].keys:
+        raise PathNotFound(f"{view.name} has no name {name!r}; {nearest(name, manifest.containers[''].keys)}")
+    found = {path: entry for path, entry in entries.items() if path.split("/", 1)[0] == segment(name)}
+    if globs is not None and not found:
+        raise PathNotFound(f"{view.name}: nothing at the name {name!r} is selected by {', '.join(globs)}")
+    return found
+
+
+def state_at(
+    store: Store,
+    view: ManifestView,
+    name: str | None,
+    paths: str | Sequence[str] | None,
+    progress: ProgressCallback | None,
+) -> Any:
+    """That part of the state of a commit; see `entries_at`."""
+    found = entries_at(view, name, paths)
+    if name is None:
+        return store.checkout(view.commit, paths=paths, progress=progress)
+    globs = [segment(name)] if paths is None else [*found]
+    return store.checkout(view.commit, paths=[*map(escape, globs)], progress=progress)[name]

@@ -1,0 +1,125 @@
+"""The tensors of safetensors files, alone or in a folder with Hugging Face's index. They are mapped, not loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+
+from ckptstore.errors import FormatError
+from ckptstore.integrations.mapped import CheckpointFiles, gathered
+from ckptstore.state.dtypes import torch_dtype
+from ckptstore.state.pieces import PiecedTensor
+
+FORMAT = "format"
+"""What of a file's metadata names no tied tensor."""
+
+DTYPES = {
+    "BOOL": "bool",
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
+}
+"""Their dtype → torch's."""
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_PACKED = {"F4": 2}
+"""Elements in one of torch's, where that has several."""
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: Annotated[dict[str, str], msgspec.Meta(min_length=1)]
+
+
+def read_tensors(path: Path) -> dict[str, PiecedTensor]:
+    """Name → tensor, of a file or of a folder as Hugging Face's libraries write it. What is tied is one tensor.
+
+    Raises FormatError, naming the file, for what is no such file or folder.
+    """
+    if not path.is_dir():
+        return _read_file(path)
+    single, index = path / SINGLE, path / INDEX
+    if single.exists() and index.exists():
+        raise FormatError(f"{path} holds both {SINGLE} and {INDEX}: name the file, or move one of them away")
+    if index.exists():
+        return _read_shards(index)
+    if not single.exists():
+        raise FormatError(f"{path} has neither {SINGLE} nor {INDEX}: name a file in it")
+    return _read_file(single)
+
+
+def _read_file(file: Path) -> dict[str, PiecedTensor]:
+    return _with_ties(*_opened(CheckpointFiles(file.parent, allow_pickle=False), file, file.name))
+
+
+def _read_shards(index: Path) -> dict[str, PiecedTensor]:
+    wanted = _weight_map(index)
+    files = CheckpointFiles(index.parent, allow_pickle=False)
+    found: dict[str, PiecedTensor] = {}
+    ties: dict[str, str] = {}
+    for shard in dict.fromkeys(wanted.values()):
+        file = files.place(INDEX, shard).file
+        tensors, notes = _opened(files, file, shard)
+        named = {name for name, there in wanted.items() if there == shard}
+        for name in sorted(named.symmetric_difference(tensors)):
+            which = "is to hold" if name in named else "holds, and should not,"
+            raise FormatError(f"{file} {which} {name!r} by {index.name}: they are not of one checkpoint, bring it anew")
+        found |= tensors
+        ties |= notes
+    return _with_ties(found, ties)
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    try:
+        return msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FormatError(f"{index} is no index of safetensors files: {error}") from error
+
+
+def _opened(files: CheckpointFiles, file: Path, there: str) -> tuple[dict[str, PiecedTensor], dict[str, str]]:
+    """The tensors of a file in the order of their names, and its metadata; `there` is its name among `files`."""
+    try:
+        with safe_open(file, framework="np") as opened:  # which maps nothing writable, as "pt" would
+            return dict(sorted(_tensors(files, file, there, opened))), opened.metadata() or {}
+    except SafetensorError as error:
+        raise FormatError(f"{file} is no whole safetensors file: {error}") from error
+
+
+def _with_ties(tensors: dict[str, PiecedTensor], notes: Mapping[str, str]) -> dict[str, PiecedTensor]:
+    tied = {name: tensors[kept] for name, kept in notes.items() if kept in tensors and name != FORMAT}
+    return tied | tensors
+
+
+def _tensors(files: CheckpointFiles, file: Path, there: str, opened: Any) -> Iterator[tuple[str, PiecedTensor]]:
+    """Opening has checked that they lie one behind another, and fill the file."""
+    at = _header_bytes(file)
+    for name in opened.offset_keys():
+        part = opened.get_slice(name)
+        code, told = part.get_dtype(), tuple(part.get_shape())
+        if code not in DTYPES:
+            raise FormatError(f"{file}: {name!r} has the dtype {code}, which torch has not")
+        dtype, packed = torch_dtype(DTYPES[code]), _PACKED.get(code, 1)
+        shape = tuple(told[:-1]) + tuple(extent // packed for extent in told[-1:])
+        place = files.place(name, there, at, prod(told) * dtype.itemsize // packed)
+        mapped = files.plain_tensor(place, dtype, shape)
+        yield name, gathered(f"{file}: {name!r}", dtype, shape, [((0,) * len(shape), shape, mapped)])
+        at += place.size
+
+
+def _header_bytes(file: Path) -> int:
+    with file.open("rb") as opened:
+        return 8 + int.from_bytes(opened.read(8), "little")
