@@ -42,6 +42,7 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
         ├── CatalogBusy
         ├── CatalogLocation              SQLite on a network file system
         └── CatalogUnavailable           it did not answer; it may later
+            └── TooManyConnections       the server gives no more of them
 """
 
 from __future__ import annotations
@@ -235,6 +236,10 @@ class CatalogLocation(CatalogError):
 
 class CatalogUnavailable(CatalogError):
     """The database did not answer; a change that was asked for may have been made."""
+
+
+class TooManyConnections(CatalogUnavailable):
+    """The database's server, or a pooler before it, has no connection left for this process; nothing was changed."""
 
 
 def nearest(name: object, known: Iterable[object]) -> str:

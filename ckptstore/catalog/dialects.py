@@ -15,6 +15,7 @@ from sqlalchemy import URL, Connection, Engine, Float, NullPool, QueuePool, crea
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from ckptstore.catalog.idle import give_back_idle
 from ckptstore.errors import (
     CatalogBusy,
     CatalogError,
@@ -23,12 +24,14 @@ from ckptstore.errors import (
     InvalidArgument,
     StorageFull,
     StorageReadOnly,
+    TooManyConnections,
 )
 from ckptstore.patience import patiently
 
 _COMING_SECONDS = 3.0
 """How long who may only read waits for a writer's log that is just made or removed."""
 
+_FEWER = "raise the server's max_connections, put a pooler before it, or let fewer processes open the store at once"
 _REBUILD = "bring a copy of it back, or move it away and make it anew with ckptstore rebuild"
 _ADVICE_BY_CODE = {
     sqlite3.SQLITE_CANTOPEN: "check that it is there and may be read, and that its disk has room for one more file",
@@ -47,8 +50,10 @@ _LINK = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10
 
 _NO_ANSWER = re.compile(
     "refused|reset|time[d ]?out|closed|unreachable|starting up|shutting down|recovery mode|accepting connections|"
-    "too many|Temporary failure"
+    "Temporary failure"
 )
+_TOO_MANY = re.compile("too many (clients|connections)|connection slots are reserved|no more connections allowed")
+"""What Postgres says, of the server, a role or a database, and PgBouncer."""
 
 _READ: dict[str, dict[str, Any]] = {
     "sqlite": {"begin": "BEGIN"},
@@ -86,10 +91,12 @@ def make_engine(url: URL, *, only_read: bool) -> Engine:
         link = {name: value for name, value in _LINK.items() if name not in url.query}
         connect = {**link, "options": f"{ours} {url.query.get('options', '')}"}
         try:
-            return create_engine(url, connect_args=connect, pool_pre_ping=True, max_overflow=-1)
+            engine = create_engine(url, connect_args=connect, pool_pre_ping=True, max_overflow=-1)
         except ModuleNotFoundError as error:
             advice = 'pip install "ckptstore[postgres]"'
             raise InvalidArgument(f"a catalog on Postgres needs the package {error.name}: {advice}") from None
+        give_back_idle(engine)
+        return engine
     path = _path(url)
     if _writable(path) and not (only_read and _disk_is_full(path)):
         engine = create_engine(
@@ -180,6 +187,7 @@ def translated(error: BaseException | None, where: str, *, lost: bool = False) -
     advice = _ADVICE_BY_CODE.get(_code(error)) or {
         CatalogBusy: f"other writers held the lock for {BUSY_SECONDS:.0f} seconds; try again",
         CatalogUnavailable: "the database did not answer; try again",
+        TooManyConnections: _FEWER,
         StorageFull: "make room and try again; nothing was changed",
         StorageReadOnly: "it can be read but not changed from here",
     }.get(kind)
@@ -267,10 +275,13 @@ def _postgres_kind(error: Any) -> type[CkptStoreError]:
     kinds: dict[str, type[CkptStoreError]] = {
         "55P03": CatalogBusy,
         "40P01": CatalogBusy,
+        "53300": TooManyConnections,
         "53100": StorageFull,
         "25006": StorageReadOnly,
     }
     state = getattr(error, "sqlstate", None)
-    if state is None and _NO_ANSWER.search(str(error)):  # before there is a connection, libpq tells no state
-        return CatalogUnavailable
-    return kinds.get(state or "", CatalogError)
+    if state is not None:
+        return kinds.get(state, CatalogError)
+    if _TOO_MANY.search(str(error)):  # before there is a connection, libpq tells no state
+        return TooManyConnections
+    return CatalogUnavailable if _NO_ANSWER.search(str(error)) else CatalogError

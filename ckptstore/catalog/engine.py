@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from ckptstore.catalog import dialects
 from ckptstore.catalog.forking import close_before_fork, unforked
-from ckptstore.errors import CatalogError, CatalogUnavailable, InvalidArgument, StorageReadOnly
+from ckptstore.errors import CatalogError, CatalogUnavailable, InvalidArgument, StorageReadOnly, TooManyConnections
 from ckptstore.patience import patiently
 
 
@@ -81,8 +81,8 @@ class Database:
         return self._engines.setdefault(os.getpid(), made)
 
     def _connect(self) -> Connection:
-        """A connection. A database that answered before is waited for; else its address is more likely wrong."""
-        found = patiently(self._try_to_connect, CatalogUnavailable, None if self._reached else 0.0)
+        """A connection. A full server is waited for, one that is silent if it answered before: its address is right."""
+        found = patiently(self._try_to_connect, CatalogUnavailable if self._reached else TooManyConnections)
         self._reached = True
         return found
 

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, event, text
 from ckptstore.catalog import dialects
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.catalog.engine import Database
-from ckptstore.errors import CatalogBusy, CatalogError
+from ckptstore.errors import CatalogBusy, CatalogError, TooManyConnections
 from ckptstore.testing import servers
 from ckptstore.testing.catalog_making import LEASE, make, new_commit, new_pack
 
@@ -86,6 +86,20 @@ def test_a_password_is_not_told():
         open_catalog("postgresql://user:hunter2@127.0.0.1:1/none", create=True)
     assert "hunter2" not in str(found.value)
     assert "127.0.0.1" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "sorry, too many clients already",
+        "remaining connection slots are reserved for roles with the SUPERUSER attribute",
+        'too many connections for role "small"',
+        'too many connections for database "small"',
+        "no more connections allowed (max_client_conn)",
+    ],
+)
+def test_a_server_that_is_full_is_told_as_that(told):
+    assert isinstance(dialects.translated(Exception(f"FATAL:  {told}"), "x"), TooManyConnections)
 
 
 def test_locating_many_chunks_does_not_read_all_packs(postgres):

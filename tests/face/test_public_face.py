@@ -89,6 +89,7 @@ NAMES = [
     "StoreTooNew",
     "TagNotFound",
     "TensorEntry",
+    "TooManyConnections",
     "UnknownType",
     "UnsupportedLeaf",
     "ValueEntry",
