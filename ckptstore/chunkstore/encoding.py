@@ -48,6 +48,7 @@ class Piece(NamedTuple):
         made: tells what the chunk was made of, if anything.
         before: digests of the chunks just before it, when these may be part of that.
         goes_on: whether the next chunk may be made of this one.
+        counts: whether progress tells of them, as it does of arrays.
     """
 
     data: memoryview
@@ -59,6 +60,7 @@ class Piece(NamedTuple):
     made: Callable[[], Made | None] | None = None
     before: tuple[bytes, ...] = ()
     goes_on: bool = False
+    counts: bool = True
 
 
 class NewChunk(NamedTuple):

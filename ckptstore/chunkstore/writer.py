@@ -156,7 +156,7 @@ class ChunkWriter:
                 (lasting,) = _keep([piece])
                 piece.loan.end()
             found.append((self._payloads.digest.compute(lasting.data), lasting))
-        self._advance(sum(len(piece.data) for piece in group))
+        self._advance(sum(len(piece.data) for piece in group if piece.counts))
         return found
 
     def _spread(self, work: Callable[[list[Piece]], list[T]], pieces: Iterable[Piece]) -> list[T]:

@@ -60,6 +60,7 @@ def _commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance, refu
     with writing_session(chunks.catalog) as session:
         writer = chunks.writer(session, refuse=refuse, advance=advance)
         try:
+            advance(_inline_bytes(flat))
             return publish(chunks, session, _write(chunks, writer, flat, draft))
         except SessionFenced:
             discard(chunks.storage, writer.keys)
@@ -101,14 +102,16 @@ class _Planned:
             return
         leaf = self.leaf if isinstance(self.leaf, TensorLeaf) else TensorLeaf(np.frombuffer(self.leaf, np.uint8))
         form = self.leaf.form if isinstance(self.leaf, TensorLeaf) else BYTES
+        counts = leaf is self.leaf
         plain = plain_bytes(leaf.tensor)
-        at = 0
+        loan, at = None, 0
         for number, size in enumerate(self.grid.sizes(leaf.itemsize)):
             if plain is None:
-                yield Piece(leaf.box(*self.grid.box(number)), True, form, partial(base, self.entry, number))
+                data = leaf.box(*self.grid.box(number))
             else:
                 data, loan = self._borrowed(plain, at, at + size)
-                yield Piece(data, False, form, partial(base, self.entry, number), loan, likely_new)
+            rest = partial(base, self.entry, number)
+            yield Piece(data, plain is None, form, rest, loan, likely_new, counts=counts)
             at += size
 
     def _borrowed(self, plain: memoryview, start: int, stop: int) -> tuple[memoryview, Loan | None]:
@@ -163,6 +166,11 @@ def _steady(flat: Flat, glances: Glances) -> set[str]:
         if isinstance(leaf, TensorLeaf) and not isinstance(leaf, DeviceLeaf) and leaf.nbytes >= LEAST
     }
     return glances.steady({path: data for path, data in large.items() if data is not None})
+
+
+def _inline_bytes(flat: Flat) -> int:
+    """Of the arrays that stand in the manifest itself."""
+    return sum(leaf.nbytes for leaf in flat.arrays if leaf.nbytes <= INLINE_TENSOR)
 
 
 def _on_devices(planned: Mapping[str, _Planned]) -> dict[str, tuple[DeviceLeaf, Grid]]:

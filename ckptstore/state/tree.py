@@ -59,11 +59,16 @@ class Flat:
     replicated: frozenset[str] = frozenset()
 
     @property
+    def arrays(self) -> list[TensorLeaf]:
+        """All of them; what is tied once."""
+        repeated = {path for group in self.aliases for path in group[1:]}
+        leaves = (leaf for path, leaf in self.leaves.items() if path not in repeated)
+        return [leaf for leaf in leaves if isinstance(leaf, TensorLeaf)]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all arrays; what is tied counts once."""
-        repeated = {path for group in self.aliases for path in group[1:]}
-        arrays = (leaf for path, leaf in self.leaves.items() if path not in repeated)
-        return sum(leaf.nbytes for leaf in arrays if isinstance(leaf, TensorLeaf))
+        return sum(leaf.nbytes for leaf in self.arrays)
 
 
 def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False, replicated: Iterable[str] = ()) -> Flat:

@@ -13,6 +13,7 @@ from ckptstore.errors import InvalidArgument
 from ckptstore.format.packs import pack_key
 from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, site_of
 from ckptstore.testing.equality import assert_same
+from ckptstore.testing.lanes import FakeDevices
 
 
 def state(*numbers):
@@ -28,7 +29,7 @@ class Told:
         self._stage, self._failing = stage, failing
 
     def __call__(self, stage, done, total):
-        assert threading.current_thread() is threading.main_thread() or stage == "verify"
+        assert threading.current_thread() is threading.main_thread() or stage in {"commit", "verify"}
         self.calls.append((stage, done, total))
         if stage == self._stage and len(self.of(stage)) == self._failing:
             raise RuntimeError("enough")
@@ -43,6 +44,34 @@ class Told:
         done = self.of(stage)
         assert done == sorted(done) and done[-1] == total > 0
         return total
+
+
+def mixed(number):
+    """Arrays of every size and form, and values that are larger than some of them."""
+    block = torch.arange(40_000) + number
+    return {
+        "text": "x" * 20_000 + str(number),
+        "small": torch.full((3,), number),
+        "empty": torch.empty(0),
+        "large": block,
+        "tied": block,
+        "turned": torch.arange(3_000).view(30, 100).t() * number,
+        "numpy": block.numpy()[:700] * 2,
+    }
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_commit_ends_with_all_bytes_of_its_arrays(tmp_path, there):
+    with site_of(tmp_path / "store").open(chunk_bytes=CHUNK_BYTES) as store, FakeDevices() as devices:
+        for step, number in enumerate([1, 1, 2]):
+            held, told = mixed(number), Told("commit")
+            if there:
+                devices.put(held["large"])
+            size = store.commit(held, step=step, progress=told).logical_bytes
+            handle = store.commit_async(held, step=step)
+            handle.result()
+            assert told.total("commit") == handle.progress.done == handle.progress.total
+            assert told.total("commit") <= size
 
 
 @pytest.fixture
