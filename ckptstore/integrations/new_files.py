@@ -17,17 +17,22 @@ from ckptstore.storage.durable import publish, sync_folder
 def new_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """A path beside `path` to write to; what is there at the end gets the name `path`, durably.
 
-    After an error nothing is left, and `path` is as it was. Raises Conflict when it exists, unless `overwrite`.
+    A file that is overwritten keeps its permissions, and a link to one stays. After an error nothing is left, and `path`
+    is as it was. Raises Conflict when it exists, unless `overwrite`, and always for what is no regular file.
     """
     taken = Conflict(f"{path} exists already: choose another name, or overwrite it (--force)")
-    if os.path.lexists(path) and not overwrite:
-        raise taken
+    if os.path.lexists(path):
+        if not overwrite:
+            raise taken
+        path = _replaceable(path)
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     _create(temporary, path)
     try:
         yield temporary
         _sync(temporary)
         if overwrite:
+            if path.exists():
+                shutil.copymode(path, temporary)
             os.replace(temporary, path)
             sync_folder(path.parent)
         else:
@@ -60,6 +65,17 @@ def new_folder(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replaceable(path: Path) -> Path:
+    """The file itself, where `path` is a link."""
+    try:
+        found = path.resolve()
+    except RuntimeError:  # links in a circle, up to Python 3.12
+        found = path
+    if found.is_symlink() or (found.exists() and not found.is_file()):
+        raise Conflict(f"{path} is no regular file: choose another name")
+    return found
 
 
 def _create(temporary: Path, path: Path) -> None:

@@ -143,6 +143,27 @@ def test_nothing_is_overwritten_unasked(url, run):
     assert sorted(os.listdir()) == ["ckpts", "out.pt"]
 
 
+def test_what_is_overwritten_keeps_its_permissions_and_links(url, run):
+    Path("real.pt").write_text("mine")
+    Path("real.pt").chmod(0o640)
+    Path("link.pt").symlink_to("real.pt")
+    run("export", url, 0, "link.pt", "--force")
+    assert Path("link.pt").is_symlink()
+    assert Path("real.pt").stat().st_mode & 0o777 == 0o640
+    assert len(torch.load("real.pt", weights_only=False)) == 3
+
+
+def test_only_files_are_overwritten(url, run):
+    os.mkfifo("pipe.pt")
+    Path("folder.pt").mkdir()
+    Path("circle.pt").symlink_to("circle.pt")
+    Path("device.pt").symlink_to("/dev/null")
+    for name in ("pipe.pt", "folder.pt", "circle.pt", "device.pt"):
+        assert "no regular file" in run("export", url, 0, name, "--force", code=1).stderr
+    assert Path("pipe.pt").is_fifo() and Path("/dev/null").is_char_device()
+    assert sorted(os.listdir()) == ["circle.pt", "ckpts", "device.pt", "folder.pt", "pipe.pt"]
+
+
 @pytest.mark.parametrize("dtype", HOLDABLE, ids=str)
 def test_every_dtype_that_safetensors_has(store, dtype):
     tensors = {"a": bits(dtype), "b": bits(dtype)[:, :0], "c": bits(dtype)[0, 0], "d": bits(dtype).t()}
