@@ -17,8 +17,8 @@ from ckptstore.storage.durable import publish, sync_folder
 def new_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """A path beside `path` to write to; what is there at the end gets the name `path`, durably.
 
-    A file that is overwritten keeps its permissions, and a link to one stays. After an error nothing is left, and `path`
-    is as it was. Raises Conflict when it exists, unless `overwrite`, and always for what is no regular file.
+    A file that is overwritten keeps its permissions, and a link to one stays. After an error nothing is left, and what
+    was there is as it was. Raises Conflict when it exists, unless `overwrite`, and always for what is no regular file.
     """
     taken = Conflict(f"{path} exists already: choose another name, or overwrite it (--force)")
     if os.path.lexists(path):
