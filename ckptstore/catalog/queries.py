@@ -244,6 +244,8 @@ def tag_not_found(db: Connection, run: str, key: int, name: str) -> TagNotFound:
 
 def _records(db: Connection, *wanted: ColumnElement[bool]) -> list[CommitRecord]:
     found = db.execute(_commits.where(*wanted)).all()
+    if not found:
+        return []
     names = _tags_of(db, [row.key for row in found] if len(found) < 2 else None)
     return [_record(row, names.get(row.key, ())) for row in found]
 
