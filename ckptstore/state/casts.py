@@ -13,7 +13,7 @@ from ckptstore.errors import UnknownType
 from ckptstore.format.grid import Division, Grid, Index, default_chunk_shape, extents
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.state.dtypes import numpy_dtype, torch_dtype
-from ckptstore.state.tensors import Array, TensorLeaf, check_fits, plain_bytes, write_box
+from ckptstore.state.tensors import Array, TensorLeaf, check_fits, fresh, plain_bytes, write_box
 
 _SLICES = Division(1 << 17, halved=False)
 """So many bytes are cast at a time, which stay in a core's cache."""
@@ -61,7 +61,7 @@ def can_cast(source: torch.dtype, target: torch.dtype) -> bool:
 @lru_cache(1024)
 def _has_kernel(source: torch.dtype, target: torch.dtype) -> bool:
     try:
-        torch.empty(1, dtype=source, device="cpu").to(target)
+        fresh(source, (1,)).to(target)
     except (RuntimeError, NotImplementedError):
         return False
     return True
