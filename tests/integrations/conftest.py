@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import ckptstore
+from ckptstore.state.pieces import PiecedTensor
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 150
@@ -145,6 +146,21 @@ def jobs(tmp_path_factory):
     made = Jobs(tmp_path_factory)
     yield made
     made.close()
+
+
+@pytest.fixture
+def boxes(monkeypatch):
+    """How many bytes each read of a tensor of files gives."""
+    sizes = []
+    box = PiecedTensor.box
+
+    def counted(self, start, stop):
+        data = box(self, start, stop)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(PiecedTensor, "box", counted)
+    return sizes
 
 
 @pytest.fixture
