@@ -83,7 +83,8 @@ class CheckpointManager:
             grace: seconds for which a dropped step can be restored, and takes up space.
             async_: whether `save` returns before the commit is durable.
             on_preemption: save once more, at the next step, when SIGTERM or SIGUSR1 comes. Earlier handlers are called
-                too, and put back by `close`; without one, these signals do not end the process until then.
+                too, and put back by `close`; without one, these signals do not end the process until then. A signal
+                with a handler that is not Python's, as faulthandler's, is left to it, with a warning.
             process_group: the ranks that save together; by default those of torch.distributed's default group, if it
                 is initialised.
             replicated: see `Store.commit`.

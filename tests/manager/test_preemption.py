@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,10 @@ def restored():
     """Every test leaves the handlers as they were."""
     before = [signal.getsignal(number) for number in BOTH]
     yield
-    assert [signal.getsignal(number) for number in BOTH] == before
+    found = [signal.getsignal(number) for number in BOTH]
+    for number, handler in zip(BOTH, before, strict=True):
+        signal.signal(number, handler)  # one failure is enough
+    assert found == before
 
 
 @pytest.mark.parametrize("number", BOTH)
@@ -76,9 +81,139 @@ def test_a_handler_on_top_stays(store):
     os.kill(os.getpid(), signal.SIGTERM)
     assert second.reached_preemption(1)
     second.close()
-    assert first._watch and signal.getsignal(signal.SIGTERM) == first._watch._receive
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_managers_that_overlap_leave_earlier_handlers(store):
+    handled = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: handled.append(number))
+    mine = signal.getsignal(signal.SIGTERM)
+    managers = [CheckpointManager(store, 1) for _ in range(3)]
+    for manager in managers:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert managers[-1].reached_preemption(1)
+        manager.close()
+    assert handled == [signal.SIGTERM] * 3
+    assert signal.getsignal(signal.SIGTERM) is mine
+    signal.signal(signal.SIGTERM, before)
+
+
+def on_top():
+    """Install a handler for SIGTERM that calls the one before."""
+    before = signal.getsignal(signal.SIGTERM)
+    assert callable(before)
+
+    def mine(number, frame):
+        handled.append(number)
+        before(number, frame)
+
+    handled = []
+    signal.signal(signal.SIGTERM, mine)
+
+
+def ended(act):
+    """How a child process that does this ends: its status, or minus a signal's number."""
+    child = os.fork()
+    if not child:
+        try:
+            act()
+            os._exit(0)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_closed_manager_below_another_handler_lets_the_process_end(store):
+    def act():
+        manager = CheckpointManager(store, 1)
+        on_top()
+        terminate()
+        assert manager.reached_preemption(1)
+        manager.close()
+        terminate()
+
+    assert ended(act) == -signal.SIGTERM
+
+
+def test_a_closed_manager_below_another_one_does_not(store):
+    def act():
+        first = CheckpointManager(store, 1)
+        on_top()
+        second = CheckpointManager(store, 1)
+        first.close()
+        terminate()
+        assert second.reached_preemption(1)
+
+    assert ended(act) == 0
+
+
+def test_a_closed_manager_passes_on_that_a_signal_is_ignored(store):
+    def act():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        manager = CheckpointManager(store, 1)
+        on_top()
+        manager.close()
+        terminate()
+
+    assert ended(act) == 0
+
+
+@pytest.fixture
+def dumps(tmp_path):
+    """How many bytes faulthandler wrote that were not counted before; it listens to SIGUSR1 when it is told to."""
+    with (tmp_path / "dumps").open("wb") as file:
+        counted = 0
+
+        def more(chain=None):
+            nonlocal counted
+            if chain is not None:
+                faulthandler.register(signal.SIGUSR1, file=file, all_threads=False, chain=chain)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            before, counted = counted, os.path.getsize(file.name)
+            return counted - before
+
+        yield more
+        faulthandler.unregister(signal.SIGUSR1)
+
+
+def test_a_handler_of_c_is_left_alone(store, dumps):
+    assert dumps(chain=False)
+    with pytest.warns(UserWarning, match="SIGUSR1 has a handler that is not Python's") as warned:
+        manager = CheckpointManager(store, 1)
+    assert [warning.filename for warning in warned] == [__file__]
+    assert dumps()
+    assert not manager.reached_preemption(1)
+    terminate()
+    assert manager.reached_preemption(2)
+    manager.close()
+    assert dumps()
+
+
+def test_a_handler_of_c_on_top_stays(store, dumps):
+    def act():
+        with CheckpointManager(store, 1) as manager:
+            assert dumps(chain=True)
+            assert manager.reached_preemption(1)
+            assert dumps(chain=False)
+        assert dumps()
+
+    assert ended(act) == 0
+
+
+def test_a_forked_child_may_have_a_manager_too(store):
+    def act():
+        with CheckpointManager(store, 1) as manager:
+            terminate()
+            assert manager.reached_preemption(1)
+        terminate()
+
+    with CheckpointManager(store, 1):
+        assert ended(act) == -signal.SIGTERM
 
 
 def test_forked_children_die_as_ever(store):
