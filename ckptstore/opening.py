@@ -9,7 +9,7 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any, cast, get_args
 
@@ -303,7 +303,7 @@ def _read_config(storage: Storage) -> StoreConfig | None:
 
 def _found(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, key_file: KeyFile) -> StoreConfig:
     """Write the settings; when another process was faster, take its."""
-    other = next((info for info in storage.list("") if not info.key.startswith(PREFIX)), None)
+    other = next(_others(storage), None)
     required = (version.DELTAS, version.ENCRYPTION) if encrypt else (version.DELTAS,)
     config = StoreConfig(
         format=version.FORMAT,
@@ -316,7 +316,7 @@ def _found(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, ke
         requires_gc=required,
     )
     if other is not None and _read_config(storage) is None:
-        raise NotAStore(f"{storage.url} holds no {version.KEY} but {other.key}: a store needs a place of its own")
+        raise NotAStore(f"{storage.url} holds no {version.KEY} but {other}: a store needs a place of its own")
     key = found_key(storage, config.id, key_file) if encrypt else None
     try:
         storage.put(version.KEY, [version.encode(config)])
@@ -324,6 +324,12 @@ def _found(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, ke
         if key is not None:
             storage.delete(key)
     return version.decode(storage.get(version.KEY), storage.url)
+
+
+def _others(storage: Storage) -> Iterator[str]:
+    """What lies there and is no part of a store to be."""
+    names = storage.occupants() if isinstance(storage, LocalStorage) else (info.key for info in storage.list(""))
+    return (name for name in names if not f"{name}/".startswith(PREFIX))
 
 
 def catalog_url(storage: Storage, catalog: str | None) -> str:

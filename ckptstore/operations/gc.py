@@ -14,6 +14,7 @@ from ckptstore.catalog.base import Catalog, CommitRecord, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNotFound, StepProtected
 from ckptstore.format import version
+from ckptstore.format.keys import PREFIX
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.orphans import orphans
 from ckptstore.operations.retention import KeepLast, Policy
@@ -29,6 +30,9 @@ DEFAULT_MOST = 0.9
 
 _UNFINISHED_SECONDS = 3600.0
 """How long nobody must have written to an unfinished file; a slow disk may need minutes to flush one."""
+
+_WRITTEN = ("packs/", "manifests/", PREFIX, version.KEY)
+"""Where writers of this store may have left something; what else lies there is somebody else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,6 @@ class GcPlan:
             gone += self._collect(going)
         gone.append((self.orphans, remove(storage, self.orphans)))
         going.over()
-        unfinished = storage.sweep_temporary(_UNFINISHED_SECONDS) if isinstance(storage, Sweeping) else 0
         return GcReport(
             deleted=steps,
             purged=sum(len(objects.documents) for objects, _ in gone),
@@ -112,7 +115,7 @@ class GcPlan:
             rewritten=rewritten,
             written_bytes=written,
             fenced=fenced,
-            unfinished=unfinished,
+            unfinished=_sweep(storage),
         )
 
     def _collect(self, going: _Going) -> Iterator[tuple[Objects, int]]:
@@ -250,6 +253,13 @@ def _size(storage: Storage, key: str) -> int:
 
 def _batched(items: Sequence[str], size: int) -> list[Sequence[str]]:
     return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+def _sweep(storage: Storage) -> int:
+    """Remove what killed writers left; how many there were."""
+    if not isinstance(storage, Sweeping):
+        return 0
+    return sum(storage.sweep_temporary(prefix, _UNFINISHED_SECONDS) for prefix in _WRITTEN)
 
 
 def _check_needed_packs(storage: Storage, catalog: Catalog) -> None:

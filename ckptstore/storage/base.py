@@ -90,8 +90,11 @@ class Storage(Protocol):
 class Sweeping(Protocol):
     """A storage in which killed writers leave something that `list` does not show."""
 
-    def sweep_temporary(self, older_than_seconds: float) -> int:
-        """Remove what nobody wrote to for so long; how many there were. A writer that lives still fails cleanly."""
+    def sweep_temporary(self, prefix: str, older_than_seconds: float) -> int:
+        """Remove what was to be objects whose keys start so, and nobody wrote to for so long; how many there were.
+
+        A writer that lives still fails cleanly.
+        """
 
 
 @runtime_checkable

@@ -109,13 +109,13 @@ def is_taken(fs: Any, path: str) -> bool:
     return True
 
 
-def abort_uploads(fs: Any, root: str, older_than_seconds: float) -> int:
-    """Abort the uploads in parts below `root` that were begun so long ago; how many there were. Only S3 shows them."""
+def abort_uploads(fs: Any, start: str, older_than_seconds: float) -> int:
+    """Abort uploads in parts, begun so long ago, of paths that start so; how many there were. Only S3 shows them."""
     if not hasattr(fs, "list_multipart_uploads"):
         return 0
-    bucket, folder, _ = fs.split_path(f"{root}/")
+    bucket, prefix, _ = fs.split_path(start)
     now, aborted = datetime.now(UTC), 0
-    for upload in _uploads(fs, bucket, folder):
+    for upload in _uploads(fs, bucket, prefix):
         if (now - upload["Initiated"]).total_seconds() >= older_than_seconds:
             with suppress(FileNotFoundError):  # another one was faster
                 fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
@@ -123,10 +123,10 @@ def abort_uploads(fs: Any, root: str, older_than_seconds: float) -> int:
     return aborted
 
 
-def _uploads(fs: Any, bucket: str, folder: str) -> list[dict[str, Any]]:
+def _uploads(fs: Any, bucket: str, prefix: str) -> list[dict[str, Any]]:
     """The first thousand; the next time there are others."""
     try:
-        return list(fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=folder).get("Uploads", []))
+        return list(fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads", []))
     except OSError as error:
         if transient(error) and not tells_gone_upload(error):
             raise

@@ -106,7 +106,7 @@ class LocalStorage:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Storage.list`."""
-        for entry in _files(self.root / check_prefix(prefix)):
+        for entry in self._below(prefix):
             key = Path(entry.path).relative_to(self.root).as_posix()
             if key.startswith(prefix) and not entry.name.startswith(TEMPORARY):
                 status = _status(entry)
@@ -124,17 +124,34 @@ class LocalStorage:
         """See `Closing.close`: files that were read are open."""
         self._open_files.clear()
 
-    def sweep_temporary(self, older_than_seconds: float) -> int:
-        """Remove what killed writers left and nobody wrote to for so long; how many files there were."""
+    def sweep_temporary(self, prefix: str, older_than_seconds: float) -> int:
+        """Remove what killed writers left and nobody wrote to for so long; how many files there were.
+
+        Names of unfinished files do not tell the key: in the prefix' own folder, those of all keys are removed.
+        """
         limit = time.time() - older_than_seconds
         swept = 0
-        for entry in _files(self.root):
+        for entry in self._below(prefix):
             status = _status(entry) if entry.name.startswith(TEMPORARY) else None
             if status is not None and status.st_mtime < limit:
                 with _writing(Path(entry.path)), suppress(*_MISSING):
                     os.unlink(entry.path)
                     swept += 1
         return swept
+
+    def occupants(self) -> Iterator[str]:
+        """Names at the top, other than of folders in which no file is seen."""
+        for entry in _entries(self.root):
+            if not entry.name.startswith(TEMPORARY) and _holds_file(entry):
+                yield entry.name
+
+    def _below(self, prefix: str) -> Iterator[os.DirEntry[str]]:
+        """Files whose keys start so, and unfinished ones."""
+        folder = check_prefix(prefix)
+        start = prefix.rpartition("/")[2]
+        for entry in _entries(self.root / folder):
+            if entry.name.startswith((start, TEMPORARY)):
+                yield from _files(entry)
 
     def _path(self, key: str) -> Path:
         return Path(self._name(key))
@@ -159,12 +176,26 @@ class LocalStorage:
         self._durable_folders.update(fresh)
 
 
-def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    for entry in _entries(folder):
-        if entry.is_dir():
-            yield from _files(Path(entry.path))
-        else:
-            yield entry
+def _files(entry: os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
+    """This file, or those in this folder. Links to folders are not followed: they may lead round in circles."""
+    if entry.is_dir(follow_symlinks=False):
+        for below in _entries(Path(entry.path)):
+            yield from _files(below)
+    elif _is_file(entry):
+        yield entry
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link to itself
+        return entry.is_file()
+    return False
+
+
+def _holds_file(entry: os.DirEntry[str]) -> bool:
+    """Whether this is something else than a folder, or one in which files are; not if nobody may know."""
+    with suppress(StorageError), _reading(Path(entry.path)):
+        return not entry.is_dir() or any(True for below in _entries(Path(entry.path)) for _ in _files(below))
+    return False
 
 
 def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:

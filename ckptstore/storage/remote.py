@@ -142,10 +142,10 @@ class FsspecStorage:
             except FileNotFoundError:
                 return
 
-    def sweep_temporary(self, older_than_seconds: float) -> int:
+    def sweep_temporary(self, prefix: str, older_than_seconds: float) -> int:
         """Abort uploads in parts that killed writers have begun and not finished; how many there were."""
-        with self._writing("packs"):
-            return abort_uploads(self._fs, self._root, older_than_seconds)
+        with self._writing(prefix):
+            return abort_uploads(self._fs, f"{self._root}/{prefix}", older_than_seconds)
 
     def _path(self, key: str) -> str:
         check_key(key)

@@ -103,12 +103,12 @@ class Retrying(Intercepted):
         """See `Storage.put`. A key that holds these very bytes after a failure counts as stored: the reply was lost."""
         self.intercept("put", key, lambda: self._put(key, parts))
 
-    def sweep_temporary(self, older_than_seconds: float) -> int:
+    def sweep_temporary(self, prefix: str, older_than_seconds: float) -> int:
         """See `Sweeping.sweep_temporary`."""
         if not isinstance(self.storage, Sweeping):
             return 0
         sweep = self.storage.sweep_temporary
-        return self.intercept("sweep", "", lambda: sweep(older_than_seconds))
+        return self.intercept("sweep", prefix, lambda: sweep(prefix, older_than_seconds))
 
     def _put(self, key: str, parts: Sequence[Buffer]) -> None:
         try:

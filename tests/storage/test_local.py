@@ -348,8 +348,23 @@ def test_sweep_removes_only_what_is_old_and_unfinished(storage):
         os.utime(leftover, (then, then))
         os.utime(storage.root / "packs/ab/1", (then, then))
     assert keys(storage) == {"packs/ab/1"}
-    assert storage.sweep_temporary(100) == 1
+    assert storage.sweep_temporary("packs/", 100) == 1
     assert sorted(path.name for path in files(storage)) == [".writing-young", "1"]
+
+
+@pytest.mark.parametrize("target", [".", "loop", ".."])
+def test_links_to_folders_are_not_followed_round_and_round(storage, target):
+    storage.put("packs/ab/1", [b"x"])
+    (storage.root / "packs" / "loop").symlink_to(target)
+    assert keys(storage, "packs/") == {"packs/ab/1"}
+    assert storage.sweep_temporary("packs/", 0) == 0
+
+
+def test_a_file_that_is_a_link_is_listed(storage, tmp_path):
+    (tmp_path / "elsewhere").write_bytes(b"x")
+    storage.put("packs/ab/1", [b"x"])
+    (storage.root / "packs/ab/2").symlink_to(tmp_path / "elsewhere")
+    assert keys(storage) == {"packs/ab/1", "packs/ab/2"}
 
 
 def test_missing_root(tmp_path):

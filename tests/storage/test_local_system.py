@@ -10,7 +10,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
+import ckptstore
 from ckptstore.errors import StorageFull, StorageReadOnly
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.storage import keys
@@ -45,7 +47,7 @@ storage.put("packs/new", [b"new" * 1000])
     storage = LocalStorage(tmp_path)
     assert keys(storage) == {"packs/old"}
     assert len(os.listdir(tmp_path / "packs")) == 2
-    assert storage.sweep_temporary(-1) == 1
+    assert storage.sweep_temporary("packs/", -1) == 1
     storage.put("packs/new", [b"new"])
     assert sorted(os.listdir(tmp_path / "packs")) == ["new", "old"]
 
@@ -104,6 +106,30 @@ def as_nobody():
     os.seteuid(NOBODY)
     yield
     os.seteuid(0)
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """A folder with what mkfs makes in every file system's root: a folder that is nobody's business."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / "lost+found").mkdir(mode=0)
+        if not os.geteuid():
+            os.chown(root, NOBODY, NOBODY)
+        yield root
+        (root / "lost+found").chmod(0o700)
+
+
+def test_a_store_in_the_root_of_a_file_system(mounted, as_nobody):
+    with ckptstore.open(mounted) as store:
+        for step in range(3):
+            store.commit({"w": torch.randn(1000)}, step=step)
+        for leftover in ("packs/.writing-1", "manifests/.writing-1", ".writing-1"):
+            (mounted / leftover).write_bytes(b"part")
+            os.utime(mounted / leftover, (0, 0))
+        report = store.gc(ckptstore.KeepLast(1), grace=0)
+        assert (report.deleted, report.unfinished) == ((0, 1), 3)
+        assert store.verify().ok
 
 
 @pytest.fixture

@@ -268,4 +268,4 @@ def test_secrets_are_not_told(url, options, monkeypatch):
 def test_a_server_that_has_seen_no_upload_yet_is_swept_of_none():
     with s3_server() as port:
         bucket = s3_bucket(port)
-        assert FsspecStorage(bucket.below("store"), bucket.options).sweep_temporary(0) == 0
+        assert FsspecStorage(bucket.below("store"), bucket.options).sweep_temporary("packs/", 0) == 0

@@ -103,8 +103,8 @@ def test_a_key_taken_by_other_bytes_is_taken(local):
 def test_only_what_leaves_something_is_swept(local):
     (local.root / ".writing-1").write_bytes(b"x")
     os.utime(local.root / ".writing-1", (0, 0))
-    assert Retrying(local).sweep_temporary(60) == 1
-    assert Retrying(Intercepted(local)).sweep_temporary(60) == 0
+    assert Retrying(local).sweep_temporary("", 60) == 1
+    assert Retrying(Intercepted(local)).sweep_temporary("", 60) == 0
 
 
 def test_fail_nth_before(local):

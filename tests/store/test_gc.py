@@ -312,6 +312,19 @@ def test_an_older_catalog_does_not_believe_the_clocks(tmp_path, monkeypatch):
         store.gc(grace=0, sweep=True)
 
 
+@pytest.mark.parametrize("target", [".", "loop"])
+def test_what_is_not_of_the_store_is_left_alone(tmp_path, target):
+    mine = tmp_path / "store" / "mine" / ".writing-a-book"
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit(state(1), step=1)
+        (tmp_path / "store" / "loop").symlink_to(target)
+        mine.parent.mkdir()
+        mine.write_bytes(b"chapter 1")
+        os.utime(mine, (0, 0))
+        assert store.gc().unfinished == 0
+    assert mine.read_bytes() == b"chapter 1"
+
+
 def assert_readable(place, step, expected):
     with site_of(place).open() as store:
         assert_same(store.checkout(step), expected)
