@@ -21,7 +21,7 @@ from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.errors import CorruptData, MissingData, ObjectNotFound
 from ckptstore.format.codecs import DELTA, RAW, Encoded
 from ckptstore.format.packs import pack_key
-from ckptstore.storage.base import GAP, RangeRead, Storage
+from ckptstore.storage.base import GAP, Closing, RangeRead, Storage
 
 _WORKERS = min(8, 2 * (os.cpu_count() or 1))  # more than cores, so that some read while others decode
 _BATCH_BYTES = 8 << 20
@@ -93,7 +93,8 @@ def fetch(
 ) -> None:
     """Fulfil every wish, using at most `budget` bytes beyond the destinations, of which the caller holds `beside`.
 
-    By default these are 128 MiB, or what one chunk needs if that is more.
+    By default these are 128 MiB, or what one chunk needs if that is more. What is damaged is read once more, since the
+    pack may have been replaced while it was open. So a wish may be delivered twice.
 
     Raises:
         CorruptData, MissingData: names the label of the chunk that is damaged or gone.
@@ -101,6 +102,7 @@ def fetch(
     """
     run = _Run(storage, payloads, scratch, advance)
     jobs = _jobs(run, catalog, wishes)
+    reopened = False
     while True:
         try:
             _carry_out(jobs, run, budget, beside)
@@ -108,6 +110,11 @@ def fetch(
             before, jobs = jobs, _jobs(run, catalog, wishes)
             if [(job.location, job.bases) for job in jobs] == [(job.location, job.bases) for job in before]:
                 raise  # otherwise gc took a copy that no commit needs any more, and there is another
+        except CorruptData:
+            if reopened or not isinstance(storage, Closing):
+                raise
+            reopened = True
+            storage.close()
         else:
             return
 

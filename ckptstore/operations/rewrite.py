@@ -136,18 +136,18 @@ def _fetched(chunks: ChunkStore, wastes: Sequence[_Waste], needed: Mapping[bytes
     told: dict[bytes, set[bytes]] = defaultdict(set)
     for chunk in (chunk for waste in wastes for chunk in waste.needed.values()):
         told[chunk.digest].add(chunk.base)
-    found: list[NewChunk] = []
+    found: dict[bytes, NewChunk] = {}
 
     def keep(location: ChunkLocation, payload: memoryview, raw: memoryview) -> None:
         digest = location.digest
         if not location.base or told[digest] == {location.base}:
-            found.append(NewChunk(digest, location.codec, bytes(payload), len(raw), location.base))
+            found[digest] = NewChunk(digest, location.codec, bytes(payload), len(raw), location.base)
         else:
             made = encode(raw)
-            found.append(NewChunk(digest, made.codec, bytes(made.payload), len(raw)))
+            found[digest] = NewChunk(digest, made.codec, bytes(made.payload), len(raw))
 
     chunks.fetch([Fetch(digest, chunk.raw_length, "rewriting packs", relay=keep) for digest, chunk in needed.items()])
-    return found
+    return list(found.values())
 
 
 def needs_at(digests: Mapping[str, set[bytes]], places: Mapping[bytes, ChunkLocation]) -> dict[str, Counter[str]]:

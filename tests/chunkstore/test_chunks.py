@@ -397,6 +397,22 @@ def test_a_flipped_bit_is_told_and_not_returned(chunks, content):
     assert get(chunks, digests, [3000]) == [content]
 
 
+@pytest.mark.parametrize("content", [os.urandom(3000), bytes(3000)], ids=["raw", "zstd"])
+def test_a_pack_that_is_brought_back_is_read_anew(chunks, content):
+    digests, (pack,), _ = put(chunks, [content, b"other" * 100])
+    place = chunks.storage.root / packs.pack_key(pack.name)
+    whole, location = place.read_bytes(), pack.chunks[0]
+    place.chmod(0o644)
+    place.write_bytes(whole[: location.offset] + bytes(8) + b"~" * 8 + whole[location.offset + 16 :])
+    assert get(chunks, digests[1:], [500]) == [b"other" * 100]
+    with pytest.raises(CorruptData):
+        get(chunks, digests, [3000, 500])
+    assert get(chunks, digests[1:], [500]) == [b"other" * 100]
+    place.with_name("copy").write_bytes(whole)
+    place.with_name("copy").rename(place)
+    assert get(chunks, digests, [3000, 500]) == [content, b"other" * 100]
+
+
 def test_what_is_missing_is_told(chunks):
     digests, (pack,), _ = put(chunks, [os.urandom(100)])
     chunks.storage.delete(packs.pack_key(pack.name))
