@@ -53,7 +53,7 @@ def open_store(
     """Open a store, made if nothing is there yet.
 
     Args:
-        url: a folder, or any URL that fsspec knows.
+        url: a folder, where `~` is the home folder, or any URL that fsspec knows.
         catalog: database URL (SQLAlchemy's); by default `catalog.sqlite` in the folder.
         run: the run that steps belong to; it begins to exist with its first commit.
         create: make what is missing; otherwise a missing store is an error.

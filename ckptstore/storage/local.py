@@ -45,7 +45,9 @@ class LocalStorage:
         self.root = Path(os.path.abspath(root))
         self._open_files = OpenFiles(_OPEN_FILES)
         self._durable_folders = {self.root}
-        if self.root.is_file():
+        with _reading(self.root):
+            is_file = self.root.is_file()
+        if is_file:
             raise StorageError(f"{self.root} is a file, not a folder: a store needs a folder of its own")
         if create:
             with _writing(self.root):

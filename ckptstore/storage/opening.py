@@ -16,6 +16,7 @@ from ckptstore.storage.wrappers import ReadOnly, Retrying
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:_-]*://")
 _FILE = "file://"
+_NEARLY_URL = re.compile(r"(?:s3a?|gs|gcs|https?|sftp|ssh|file|memory|az|abfss?|adl|hdfs):(?!//)", re.IGNORECASE)
 
 
 def open_storage(
@@ -25,12 +26,13 @@ def open_storage(
 
     Args:
         url: a path, a `file://` URL, or any URL that fsspec knows, such as `s3://bucket/folder` or `https://host/folder`.
+            A path that begins with `~` is in the home folder.
         storage_options: what fsspec passes on to the file system of the URL, such as an endpoint; not for folders.
         create: make the folder if it is missing; object stores need no making.
 
     Raises:
-        InvalidArgument: an empty or relative URL, an unknown scheme, a package that is not installed, or options for
-            a folder.
+        InvalidArgument: an empty or relative URL, one without its `//`, an unknown scheme, a path that cannot be, a
+            package that is not installed, or options for a folder.
         StorageReadOnly, StorageError: the folder cannot be made.
     """
     if not isinstance(url, str | os.PathLike):
@@ -50,8 +52,19 @@ def _folder(text: str) -> Path:
     if not text.startswith(_FILE):
         if not text:
             raise InvalidArgument("the place of a store is empty: give a path or a URL")
-        return Path(text)
+        nearly = _NEARLY_URL.match(text)
+        if nearly:
+            meant = f"{nearly[0]}//{'/' if nearly[0] == 'file:' else ''}{text[nearly.end() :].lstrip('/')}"
+            advice = f"write {meant!r}, or {os.path.abspath(text)!r} if a folder is meant"
+            raise InvalidArgument(f"{text!r} is nearly a URL: {advice}")
+        return _possible(os.path.expanduser(text))
     path = unquote(text.removeprefix(_FILE))
     if not path.startswith("/"):
         raise InvalidArgument(f"{text!r} names no absolute path: write file:///path")
+    return _possible(path)
+
+
+def _possible(path: str) -> Path:
+    if "\0" in path:
+        raise InvalidArgument(f"the place of a store is {path!r}: no path holds a zero byte")
     return Path(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptstore.errors import InvalidArgument
+from ckptstore.errors import InvalidArgument, StorageError
 from ckptstore.storage import open_storage
 from ckptstore.storage.local import LocalStorage
 
@@ -37,6 +37,52 @@ def test_url_goes_to_fsspec():
 def test_no_place(url):
     with pytest.raises(InvalidArgument):
         open_storage(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("s3:/bucket/run", "s3://bucket/run"),
+        (Path("s3://bucket/run"), "s3://bucket/run"),
+        ("gs:bucket", "gs://bucket"),
+        ("file:/tmp/run", "file:///tmp/run"),
+        ("HTTPS:host/run", "HTTPS://host/run"),
+    ],
+)
+def test_a_url_without_its_slashes(url, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument) as caught:
+        open_storage(url, create=True)
+    assert repr(meant) in str(caught.value)
+    assert repr(str(tmp_path / url)) in str(caught.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_folders_with_colons(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("12:30:00", "c:run", "./s3:run"):
+        open_storage(name, create=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"12:30:00", "c:run", "s3:run"}
+
+
+@pytest.mark.parametrize("form", [str, Path])
+def test_home(form, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert open_storage(form("~/run")).url == str(tmp_path / "home" / "run")
+    assert open_storage(form(tmp_path / "~")).url == str(tmp_path / "~")
+
+
+@pytest.mark.parametrize("url", ["a\0b", "file:///a%00b"])
+def test_a_path_with_a_zero(url):
+    with pytest.raises(InvalidArgument, match="zero byte"):
+        open_storage(url, create=True)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x/" * 2500], ids=["name", "path"])
+def test_a_path_that_is_too_long(name, tmp_path):
+    with pytest.raises(StorageError, match="name too long"):
+        open_storage(tmp_path / name, create=True)
 
 
 def test_options_are_not_for_folders(tmp_path):
