@@ -183,6 +183,7 @@ def rebuild_catalog(
     Raises:
         NotAStore: there is none.
         CatalogError: the catalog is one already.
+        StorageError: something cannot be read now; do it again.
     """
     storage = open_storage(url, storage_options=storage_options)
     config = _read_config(storage)

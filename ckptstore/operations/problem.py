@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckptstore.errors import CorruptData, FormatError, ObjectNotFound, StepNotFound
+
+DAMAGE = (CorruptData, FormatError, ObjectNotFound, StepNotFound)
+"""Errors that tell of what was to be read itself. Others tell of the way to it, and nothing of what lies there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

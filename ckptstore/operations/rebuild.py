@@ -18,13 +18,14 @@ from ckptstore.catalog.base import NewCommit, NewPack
 from ckptstore.catalog.places import Places
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
-from ckptstore.errors import CkptStoreError, CorruptData, InvalidArgument, MissingData
+from ckptstore.errors import CorruptData, InvalidArgument, MissingData
 from ckptstore.format import document
 from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent, logical_bytes
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_any_pack
 from ckptstore.operations.manifests import document_digests, manifest_digests
+from ckptstore.operations.problem import DAMAGE
 from ckptstore.storage.base import Storage
 
 _WORKERS = 8
@@ -68,6 +69,8 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
 
     Commits that the catalog has already are kept, so an interrupted rebuild can be run again. `advance` is told the
     bytes of each document that was entered.
+
+    Raises StorageError when something cannot be read now: it is not left out, since it may be there later.
     """
     left_out: list[LeftOut] = []
     held = dict(_read_packs(chunks.storage, left_out))
@@ -189,7 +192,7 @@ def _parents_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:
 def _or_reason(act: Callable[[], Found]) -> Found | str:
     try:
         return act()
-    except CkptStoreError as error:
+    except DAMAGE as error:
         return str(error)
 
 

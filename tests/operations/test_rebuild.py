@@ -13,7 +13,15 @@ import pytest
 import ckptstore
 from ckptstore import opening
 from ckptstore.catalog.catalog import open_catalog
-from ckptstore.errors import CatalogError, InvalidArgument, NotAStore, StorageError, StorageReadOnly, WrongKey
+from ckptstore.errors import (
+    CatalogError,
+    InvalidArgument,
+    NotAStore,
+    StorageError,
+    StorageReadOnly,
+    StorageUnavailable,
+    WrongKey,
+)
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
@@ -158,6 +166,42 @@ def test_an_interrupted_one_is_done_again(place, monkeypatch):
         ckptstore.open(place)
     assert ckptstore.rebuild_catalog(place).commits == 5
     assert told(place) == before
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable("it did not answer"), StorageError("403 Forbidden")])
+@pytest.mark.parametrize("kind", ["manifests/", "packs/"])
+def test_what_cannot_be_read_now_is_not_left_out(place, tmp_path, monkeypatch, kind, error):
+    """It may be there again soon, and a catalog without its commits would be believed."""
+    before = told(place)
+    lose(place)
+    (tmp_path / "temporary").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+        refuse_once(patched, kind, error)
+        with pytest.raises(StorageError, match=str(error)):
+            ckptstore.open(place, read_only=True)
+        assert list((tmp_path / "temporary").iterdir()) == []
+        refuse_once(patched, kind, error)
+        with pytest.raises(StorageError, match=str(error)):
+            ckptstore.rebuild_catalog(place)
+    with pytest.raises(CatalogError, match="rebuild"):
+        ckptstore.open(place)
+    assert ckptstore.rebuild_catalog(place).left_out == ()
+    assert told(place) == before
+
+
+def refuse_once(patched, kind, error):
+    """The third object of a kind is read in vain."""
+    verb = {"manifests/": "get", "packs/": "get_ranges"}[kind]
+    original, seen = getattr(LocalStorage, verb), []
+
+    def read(self, key, *rest):
+        seen.extend([key] if key.startswith(kind) else [])
+        if key.startswith(kind) and len(seen) == 3:
+            raise error
+        return original(self, key, *rest)
+
+    patched.setattr(LocalStorage, verb, read)
 
 
 @pytest.mark.parametrize("after", [False, True])
