@@ -117,6 +117,7 @@ class Keeping:
 
         Raises:
             InvalidArgument: a level, subset or age that cannot be.
+            StorageError: something cannot be read now; that is no damage, and `older_than` goes on where this ended.
         """
         return verify.verify(self._parts, Scope(level, subset, older_than), progress)
 

@@ -10,12 +10,12 @@ import msgspec
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CkptStoreError
+from ckptstore.errors import StepNotFound
 from ckptstore.format import document
 from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent
 from ckptstore.operations.manifests import document_digests
-from ckptstore.operations.problem import Problem
+from ckptstore.operations.problem import DAMAGE, Problem
 
 
 def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
@@ -30,7 +30,7 @@ def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -
             yield Problem("catalog", f"the record of {here} contradicts its manifest", affected=(here,))
         if chunks.digest.compute(document.encode_manifest(written.manifest)) != written.content:
             yield Problem("catalog", f"the manifest of {here} does not have its digest", affected=(here,))
-    except CkptStoreError as error:
+    except DAMAGE as error:
         yield Problem("catalog", str(error), affected=(here,))
 
 
@@ -40,7 +40,7 @@ def check_length(chunks: ChunkStore, commit: CommitRecord, size: int | None) -> 
     if size is None:
         yield Problem(commit.document, "is missing", affected=(here,))
         return
-    with suppress(CkptStoreError):  # which the check of the record tells
+    with suppress(StepNotFound):  # which the check of the record tells
         expected = len(chunks.catalog.manifest(commit.id))
         if size != expected:
             yield Problem(commit.document, f"has {size} bytes in place of {expected}", affected=(here,))
@@ -54,7 +54,7 @@ def check_stored(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -
         if stored != chunks.catalog.manifest(commit.id):
             wanted |= document_digests(chunks.decode_document(stored, commit.document), chunks.digest.size)
             yield Problem(commit.document, f"differs from the catalog's manifest of {here}", affected=(here,))
-    except CkptStoreError as error:
+    except DAMAGE as error:
         yield Problem(commit.document, str(error), affected=(here,))
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from ckptstore.catalog.base import ChunkLocation, PackRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import groups
-from ckptstore.errors import CkptStoreError, ObjectNotFound
+from ckptstore.errors import ObjectNotFound
 from ckptstore.format import packs
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.footers import read_pack
-from ckptstore.operations.problem import Problem
+from ckptstore.operations.problem import DAMAGE, Problem
 from ckptstore.storage.base import ObjectInfo
 
 _BATCH_BYTES = 16 << 20
@@ -37,7 +37,7 @@ def check_footer(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iter
     yield from check_size(chunks, pack, info)
     try:
         told = {chunk.digest: chunk for chunk in read_pack(chunks.storage, info).chunks}
-    except CkptStoreError as error:
+    except DAMAGE as error:
         yield Problem(info.key, str(error))
         return
     for location in chunks.catalog.pack_chunks(pack.name):
@@ -51,7 +51,7 @@ def check_data(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterat
     recorded = {location.digest: location for location in chunks.catalog.pack_chunks(pack.name)}
     try:
         data = memoryview(chunks.storage.get(info.key))
-    except CkptStoreError as error:
+    except DAMAGE as error:
         detail = "is missing" if isinstance(error, ObjectNotFound) else str(error)
         yield from (Problem(info.key, detail, digest) for digest in recorded)
         return
@@ -72,7 +72,7 @@ def _readable(chunks: ChunkStore, digests: Sequence[bytes]) -> Iterator[tuple[by
     """Those of the chunks that can be read, and their raw bytes."""
     try:
         yield from zip(digests, chunks.raw(digests) if digests else (), strict=True)
-    except CkptStoreError:
+    except DAMAGE:
         if len(digests) > 1:
             for digest in digests:
                 yield from _readable(chunks, [digest])
@@ -84,5 +84,5 @@ def _check_chunk(
     try:
         payload = chunks.payloads.opened(location, data[location.offset : location.offset + location.length])
         chunks.payloads.decode(location, payload, bases=bases)
-    except CkptStoreError as error:
+    except DAMAGE as error:
         yield Problem(key, f"the chunk at {location.offset}: {error}", location.digest)

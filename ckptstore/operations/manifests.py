@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.catalog.places import Places
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CkptStoreError, StepNotFound
+from ckptstore.errors import StepNotFound
 from ckptstore.format.document import Document
 from ckptstore.format.manifest import Manifest, chunk_digests, split_digests
+from ckptstore.operations.problem import DAMAGE
 
 
 def manifest_digests(manifest: Manifest, digest_size: int) -> set[bytes]:
@@ -44,7 +45,7 @@ def any_document(chunks: ChunkStore, commit: CommitRecord) -> Document:
     """A commit's document, from storage when the catalog's is damaged."""
     try:
         return chunks.decode_document(chunks.catalog.manifest(commit.id), commit.document)
-    except CkptStoreError:
+    except DAMAGE:
         return chunks.decode_document(chunks.storage.get(commit.document), commit.document)
 
 
@@ -58,7 +59,7 @@ def users_of(chunks: ChunkStore, digests: set[bytes], whole: Collection[bytes] =
     for commit in chunks.catalog.commits(deleted=True) if digests else ():
         try:
             written = any_document(chunks, commit)
-        except CkptStoreError:
+        except DAMAGE:
             continue  # reported already
         below = _below(chunks, written, whole) if digests.intersection(split_digests(written.bases, size)) else {}
         for path, entry in written.manifest.entries.items():

@@ -16,10 +16,11 @@ from functools import partial
 from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewPack, Rewrite
 from ckptstore.chunkstore import ChunkStore, Piece
 from ckptstore.chunkstore.grouping import groups
-from ckptstore.errors import CkptStoreError, CorruptData, ObjectNotFound, StepNotFound
+from ckptstore.errors import CorruptData, ObjectNotFound, StepNotFound
 from ckptstore.format import document, version
 from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.manifests import any_document, document_digests, users_of
+from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
@@ -143,7 +144,7 @@ def _digests(chunks: ChunkStore, name: str) -> set[bytes]:
     commit = chunks.catalog.by_id(name)
     try:
         return document_digests(any_document(chunks, commit), chunks.digest.size) if commit is not None else set()
-    except CkptStoreError:  # nobody can read that commit now, but its document may be brought back
+    except DAMAGE:  # nobody can read that commit now, but its document may be brought back
         return {chunk.digest for pack in chunks.catalog.packs(name) for chunk in chunks.catalog.pack_chunks(pack.name)}
 
 

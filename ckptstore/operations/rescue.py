@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CkptStoreError, CorruptData, InvalidArgument, ObjectNotFound
+from ckptstore.errors import CorruptData, InvalidArgument
 from ckptstore.format.packs import pack_key, salvage
 from ckptstore.operations.footers import location_of
+from ckptstore.operations.problem import DAMAGE
 
 Found = tuple[bytes, memoryview]
 
@@ -17,7 +18,7 @@ def from_pack(chunks: ChunkStore, pack: str, wanted: set[bytes]) -> Iterator[Fou
     """Those of the chunks that are whole in what is left of a pack, found by the magic of their frames."""
     try:
         data = memoryview(chunks.storage.get(pack_key(pack)))
-    except ObjectNotFound:
+    except DAMAGE:
         return
     frames = (location_of(frame, pack) for frame in salvage(data))
     places = {frame.digest: frame for frame in frames if frame.raw_length <= chunks.config.chunk_bytes}
@@ -25,7 +26,7 @@ def from_pack(chunks: ChunkStore, pack: str, wanted: set[bytes]) -> Iterator[Fou
         try:
             bases = [_base(chunks, places, data, base) for base in places[digest].bases]
             yield digest, _decoded(chunks, places[digest], data, bases)
-        except CkptStoreError:
+        except DAMAGE:
             continue
 
 

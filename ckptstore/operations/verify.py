@@ -90,7 +90,10 @@ class Scope:
 
 
 def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None = None) -> VerifyReport:
-    """Damage is reported, never raised; what gc takes meanwhile is no damage."""
+    """Damage is reported, never raised; what gc takes meanwhile is no damage, and nor is what cannot be read now.
+
+    Raises StorageError for that, and CatalogError.
+    """
     commits = chunks.catalog.commits(deleted=True)
     chosen = scope.chosen(chunks.catalog.packs())
     total = sum(pack.size for pack in chosen)
@@ -144,12 +147,14 @@ def _check_packs(chunks: ChunkStore, chosen: Sequence[PackRecord], scope: Scope,
 
     good: list[str] = []
     with ThreadPoolExecutor(_WORKERS) as pool:
-        for pack, problems in zip(chosen, pool.map(check, chosen), strict=True):
-            yield from problems
-            good += [] if problems or scope.level != "data" else [pack.name]
-            if len(good) >= _MARKED_AT_ONCE:
-                _mark(chunks, good)
-    _mark(chunks, good)
+        try:
+            for pack, problems in zip(chosen, pool.map(check, chosen), strict=True):
+                yield from problems
+                good += [] if problems or scope.level != "data" else [pack.name]
+                if len(good) >= _MARKED_AT_ONCE:
+                    _mark(chunks, good)
+        finally:
+            _mark(chunks, good)
 
 
 def _check_pack(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo | None, scope: Scope) -> Iterator[Problem]:

@@ -66,14 +66,14 @@ class Storage(Protocol):
         """
 
     def get(self, key: str) -> bytes:
-        """The whole object. Raises ObjectNotFound."""
+        """The whole object. Raises ObjectNotFound, and CorruptData where the disk lost it."""
 
     def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
         """Fill the buffer of every read; an implementation may merge near ranges into one request.
 
         Raises:
             ObjectNotFound: no such object.
-            CorruptData: the object ends before a range does.
+            CorruptData: the object ends before a range does, or the disk lost it.
         """
 
     def head(self, key: str) -> ObjectInfo:

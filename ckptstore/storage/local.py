@@ -27,6 +27,7 @@ from ckptstore.storage.open_files import OpenFiles
 _OPEN_FILES = 64
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
+_DAMAGED = {errno.EIO, errno.EBADMSG}
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -229,7 +230,8 @@ def _reading(path: Path | str) -> Iterator[None]:
     except _MISSING as error:
         raise ObjectNotFound(f"no object at {path}") from error
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+        kind = CorruptData if error.errno in _DAMAGED else StorageError
+        raise kind(f"cannot read {path}: {error.strerror}") from error
 
 
 @contextmanager

@@ -12,8 +12,9 @@ import torch
 import ckptstore
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import InvalidArgument
+from ckptstore.errors import InvalidArgument, StorageError, StorageUnavailable
 from ckptstore.opening import open_parts
+from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.faults import Recording
 
@@ -162,6 +163,46 @@ def test_damaged_packs_are_not_recorded_as_good(place):
             assert len({problem.object for problem in report.problems}) == 1
             assert list(packs(place).values()).count(None) == 1
         assert report.packs == 1
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable("it did not answer"), StorageError("403 Forbidden")])
+@pytest.mark.parametrize("verb", ["get", "get_ranges"])
+def test_what_cannot_be_read_now_is_no_damage(place, monkeypatch, verb, error):
+    """Neither a pack nor a document: verification ends, and goes on later with what it had not found good."""
+    level = "footers" if verb == "get_ranges" else "data"
+    original, seen = getattr(LocalStorage, verb), []
+
+    def read(self, key, *rest):
+        seen.append(key)
+        if len(seen) == refused:
+            raise error
+        return original(self, key, *rest)
+
+    with ckptstore.open(place) as store:
+        monkeypatch.setattr(LocalStorage, verb, read)
+        refused = STEPS // 2
+        with pytest.raises(StorageError, match=str(error)):
+            store.verify(level)
+        refused += len(seen) + (STEPS if level == "data" else 0)
+        with pytest.raises(StorageError, match=str(error)):
+            store.verify(level)
+        good = [name for name, verified in packs(place).items() if verified]
+        assert bool(good) == (level == "data")
+        report = store.verify(level, older_than=3600)
+    assert report.ok and report.packs == STEPS - len(good)
+
+
+def test_a_bad_sector_is_damage_of_that_object(place):
+    """Reading this process's memory from its beginning on fails as a bad sector does."""
+    victims = [next(place.glob("packs/*/*.pack")), next(place.glob("manifests/*/*"))]
+    for victim in victims:
+        victim.unlink()
+        victim.symlink_to("/proc/self/mem")
+    with ckptstore.open(place) as store:
+        problems = [problem for problem in store.verify().problems if "Input/output error" in problem.detail]
+        assert {problem.object for problem in problems} == {path.relative_to(place).as_posix() for path in victims}
+        assert all(problem.affected for problem in problems)
+        assert store.plan_repair().packs == (victims[0].stem,)
 
 
 def test_shallow_levels_do_not_count_as_verified(place):
