@@ -16,7 +16,7 @@ from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNot
 from ckptstore.format import version
 from ckptstore.format.keys import PREFIX
 from ckptstore.format.packs import pack_key
-from ckptstore.operations.orphans import orphans
+from ckptstore.operations.orphans import check_not_older, orphans
 from ckptstore.operations.retention import KeepLast, Policy
 from ckptstore.operations.rewrite import rewrite_packs, wasteful_packs
 from ckptstore.progress import ProgressCallback, check_callback, meter
@@ -93,13 +93,16 @@ class GcPlan:
                 between two steps; another gc does the rest.
 
         Raises:
-            GcRefused: a pack that a commit needs is missing from storage; nothing was changed.
+            GcRefused: a pack that a commit needs is missing from storage, or storage has a whole commit that the catalog
+                does not know: it is older; nothing was removed.
         """
         storage, catalog = self.chunks.storage, self.chunks.catalog
         check_callback(progress)
         _check_needed_packs(storage, catalog)
-        steps = self._delete_steps()
         fenced = catalog.fence_expired()
+        if self.delete or self.rewrite or catalog.garbage(self.grace) != Objects([], []):
+            check_not_older(self.chunks)
+        steps = self._delete_steps()
         going = _Going(self, progress)
         gone = list(self._collect(going))
         rewritten, written = rewrite_packs(self.chunks, self.rewrite, going.dealt_with)

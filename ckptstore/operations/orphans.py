@@ -2,20 +2,20 @@
 
 An object that the catalog knows to be gone may be removed: its name is never used again. One that it never heard of
 may belong to a commit of a newer catalog than this one, which was then restored from a copy: as soon as one such
-commit can be read, nothing is an orphan, unless the catalog was rebuilt with a later commit of the same step.
+commit can be read, nothing is an orphan.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ckptstore.catalog.base import ChunkLocation, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, GcRefused, ObjectNotFound
 from ckptstore.format.document import Document, is_document_key
-from ckptstore.operations.footers import pack_name, read_pack
+from ckptstore.operations.footers import pack_name, read_any_pack
 from ckptstore.operations.manifests import document_digests
 from ckptstore.storage.base import ObjectInfo, Storage
 
@@ -24,16 +24,33 @@ _SETTLED_SECONDS = 24 * 3600.0
 
 
 def orphans(chunks: ChunkStore) -> Objects:
-    """What may be removed. Raises GcRefused when the catalog is older than the storage."""
-    packs = dict(_packs(chunks.storage))
-    documents = {info.key: info for info in chunks.storage.list("manifests/") if is_document_key(info.key)}
+    """What may be removed. Raises GcRefused when the catalog is older than the storage, or that has damaged commits."""
+    packs, documents = dict(_packs(chunks.storage)), dict(_documents(chunks.storage))
     listed = Objects(sorted(documents), sorted(packs))
     unknown = chunks.catalog.unknown(listed)
-    _check_not_older(chunks, unknown.documents, [packs[name] for name in unknown.packs])
+    for key, whole in _commits(chunks, unknown.documents, packs):
+        raise _older(chunks, key) if whole else _damaged(chunks, key)
     gone, settled = chunks.catalog.gone(listed), time.time() - _SETTLED_SECONDS
     late_documents = [key for key in unknown.documents if documents[key].modified < settled]
     late_packs = [name for name in unknown.packs if packs[name].modified < settled]
     return Objects(sorted([*gone.documents, *late_documents]), sorted([*gone.packs, *late_packs]))
+
+
+def check_not_older(chunks: ChunkStore) -> None:
+    """Raises GcRefused when the storage has a whole commit that the catalog does not know.
+
+    What the catalog takes for useless may be of such commits. Those of writers at work are known: they are reserved.
+    """
+    documents = sorted(key for key, _ in _documents(chunks.storage))
+    unknown = chunks.catalog.unknown(Objects(documents)).documents
+    packs = dict(_packs(chunks.storage)) if unknown else {}
+    for key, whole in _commits(chunks, unknown, packs):
+        if whole:
+            raise _older(chunks, key)
+
+
+def _documents(storage: Storage) -> Iterator[tuple[str, ObjectInfo]]:
+    return ((info.key, info) for info in storage.list("manifests/") if is_document_key(info.key))
 
 
 def _packs(storage: Storage) -> Iterator[tuple[str, ObjectInfo]]:
@@ -42,27 +59,37 @@ def _packs(storage: Storage) -> Iterator[tuple[str, ObjectInfo]]:
             yield pack_name(info), info
 
 
-def _check_not_older(chunks: ChunkStore, documents: Sequence[str], packs: Sequence[ObjectInfo]) -> None:
+def _commits(
+    chunks: ChunkStore, documents: Sequence[str], packs: Mapping[str, ObjectInfo]
+) -> Iterator[tuple[str, bool]]:
+    """Those of the documents that are of this store, and whether all their chunks are there, also in packs in which the
+    catalog finds nothing.
+    """
     if not documents:
         return
-    held = {chunk.digest for info in packs for chunk in _chunks_of(chunks.storage, info)}
+    live = {pack.name for pack in chunks.catalog.packs() if pack.state == "live"}
+    others = [info for name, info in packs.items() if name not in live]
+    held = {chunk.digest for info in others for chunk in _chunks_of(chunks.storage, info)}
     for key in documents:
         written = _readable(chunks, key)
-        if written is None or _is_superseded(chunks, written):
-            continue
-        unknown = f"that the catalog {chunks.catalog.url} does not know"
-        if _is_whole(chunks, written, held):
-            advice = "the catalog is older than the storage: rebuild it, or bring back a newer copy"
-            raise GcRefused(f"{key} is a whole commit {unknown}: {advice}")
-        advice = "bring back its packs from a copy and rebuild the catalog, or remove it"
-        raise GcRefused(
-            f"{key} is a damaged commit {unknown}, parts of which may be in packs unknown as well: {advice}"
-        )
+        if written is not None:
+            yield key, _is_whole(chunks, written, held)
+
+
+def _older(chunks: ChunkStore, key: str) -> GcRefused:
+    told = f"{key} is a whole commit that the catalog {chunks.catalog.url} does not know"
+    return GcRefused(f"{told}: the catalog is older than the storage: rebuild it, or bring back a newer copy")
+
+
+def _damaged(chunks: ChunkStore, key: str) -> GcRefused:
+    told = f"{key} is a damaged commit that the catalog {chunks.catalog.url} does not know"
+    advice = "bring back its packs from a copy and rebuild the catalog, or remove it"
+    return GcRefused(f"{told}, parts of which may be in packs unknown as well: {advice}")
 
 
 def _chunks_of(storage: Storage, info: ObjectInfo) -> Sequence[ChunkLocation]:
     try:
-        return read_pack(storage, info).chunks
+        return read_any_pack(storage, info).chunks
     except (CorruptData, ObjectNotFound):
         return ()
 
@@ -74,18 +101,6 @@ def _readable(chunks: ChunkStore, key: str) -> Document | None:
     except (CorruptData, ObjectNotFound):
         return None
     return written if written.store == chunks.config.id else None
-
-
-def _is_superseded(chunks: ChunkStore, written: Document) -> bool:
-    """Whether a rebuild left it out for a later commit of its step.
-
-    Only a rebuild enters a commit with the very time of its document. Nobody else's clocks are believed.
-    """
-    newer = chunks.catalog.newest(written.run, written.step)
-    if newer is None or newer.step != written.step or newer.created < written.created:
-        return False
-    entered = chunks.decode_document(chunks.catalog.manifest(newer.id), newer.document)
-    return entered.created == newer.created
 
 
 def _is_whole(chunks: ChunkStore, written: Document, held: set[bytes]) -> bool:

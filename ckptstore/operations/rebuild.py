@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
-from ckptstore.catalog.base import NewCommit, NewPack
+from ckptstore.catalog.base import Catalog, NewCommit, NewPack, Objects
 from ckptstore.catalog.places import Places
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
@@ -30,6 +30,7 @@ from ckptstore.storage.base import Storage
 
 _WORKERS = 8
 _BATCH = 64
+_SESSION_SECONDS = 60.0
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -78,14 +79,16 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     for pack in held.values():
         for chunk in pack.chunks:
             places.add(0, chunk)
-    candidates = _newest(_read_documents(chunks, places, left_out), left_out)
+    superseded: list[LeftOut] = []
+    candidates = _newest(_read_documents(chunks, places, left_out), superseded)
+    _forget(chunks.catalog, [left.object for left in superseded])
     live = {pack.name for pack in chunks.catalog.packs()}
     for batch in _batched(_parents_first(candidates)):
         for candidate, data in zip(batch, _each(batch, lambda one: chunks.storage.get(one.key)), strict=True):
             if chunks.catalog.by_id(candidate.id) is None:
                 live |= _enter(chunks, candidate.key, data, held, places, live)
             advance(len(data))
-    return RebuildReport(len(candidates), len(live), tuple(left_out))
+    return RebuildReport(len(candidates), len(live), (*left_out, *superseded))
 
 
 def _enter(
@@ -165,18 +168,28 @@ def _check_address(written: Document, key: str) -> None:
         raise CorruptData(f"{key}: it was created at {written.created}")
 
 
-def _newest(candidates: Iterable[_Candidate], left_out: list[LeftOut]) -> list[_Candidate]:
+def _newest(candidates: Iterable[_Candidate], superseded: list[LeftOut]) -> list[_Candidate]:
     """One for each step, since one that was deleted and made anew may have left an older document; one for each id."""
     newest: dict[tuple[str, int], _Candidate] = {}
     for candidate in sorted(candidates, key=lambda one: (one.created, one.id)):
         older = newest.pop((candidate.run, candidate.step), None)
         if older is not None:
-            left_out.append(LeftOut(older.key, f"{older.run}@{older.step} was made anew later"))
+            superseded.append(LeftOut(older.key, f"{older.run}@{older.step} was made anew later"))
         newest[candidate.run, candidate.step] = candidate
     by_id = {candidate.id: candidate for candidate in newest.values()}
     others = (candidate for candidate in newest.values() if by_id[candidate.id] is not candidate)
-    left_out += [LeftOut(other.key, f"has the id of {by_id[other.id].key}") for other in others]
+    superseded += [LeftOut(other.key, f"has the id of {by_id[other.id].key}") for other in others]
     return list(by_id.values())
+
+
+def _forget(catalog: Catalog, documents: Sequence[str]) -> None:
+    """Let these count as removed already, so that gc does not take the catalog for an older one."""
+    session = catalog.open_session(_SESSION_SECONDS)
+    fresh = catalog.unknown(Objects(documents)).documents
+    for key in fresh:
+        catalog.reserve(session, (), key)
+    catalog.end_session(session)
+    catalog.settle(Objects(fresh))
 
 
 def _parents_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:

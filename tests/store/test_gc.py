@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import uuid
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +17,7 @@ import ckptstore
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.errors import GcRefused, InvalidArgument
 from ckptstore.format.packs import pack_key
+from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
     CHUNK_BYTES,
@@ -244,9 +246,7 @@ def test_nothing_is_swept_when_the_catalog_is_older_than_the_storage(tmp_path):
     shutil.copy(place / "catalog.sqlite", tmp_path / "older.sqlite")
     with site_of(place).open() as store:
         store.commit(state_of("main", 1), step=1)
-    for path in place.glob("catalog.sqlite*"):
-        path.unlink()
-    shutil.copy(tmp_path / "older.sqlite", place / "catalog.sqlite")
+    bring_back(place, tmp_path / "older.sqlite")
     for path in place.rglob("*"):
         os.utime(path, (0, 0))
     before = files(place)
@@ -259,6 +259,90 @@ def test_nothing_is_swept_when_the_catalog_is_older_than_the_storage(tmp_path):
     (place / "catalog.sqlite").unlink()
     assert ckptstore.rebuild_catalog(place).commits == 2
     assert assert_whole(place) == {("main", 0), ("main", 1)}
+
+
+def test_nothing_is_collected_when_the_catalog_is_older_than_the_storage(place, tmp_path):
+    """The first commit after the copy rests on a pack that nothing of the older catalog needs soon."""
+    with site_of(place).open() as store:
+        store.commit(state(0, 500), step=2)
+    shutil.copy(place / "catalog.sqlite", tmp_path / "older.sqlite")
+    with site_of(place).open() as store:
+        store.commit(state(0, 1000), step=3)
+    bring_back(place, tmp_path / "older.sqlite")
+    before = files(place)
+    with site_of(place).open() as store:
+        for keep in (ckptstore.KeepLast(1), None):
+            with pytest.raises(GcRefused, match=r"manifests/main/000000000003.*older than the storage: rebuild"):
+                store.gc(keep, grace=0)
+        assert files(place) == before
+    rebuilt(place)
+    assert assert_readable(place, 3, state(0, 1000))
+
+
+def bring_back(place, older):
+    for path in place.glob("catalog.sqlite*"):
+        path.unlink()
+    shutil.copy(older, place / "catalog.sqlite")
+
+
+def test_nothing_of_a_commit_is_collected_that_was_under_way_when_the_catalog_was_copied(place, tmp_path, monkeypatch):
+    put = LocalStorage.put
+
+    def copied(self, key, parts):
+        put(self, key, parts)
+        if key.startswith("packs/"):
+            with (
+                closing(sqlite3.connect(place / "catalog.sqlite")) as source,
+                closing(sqlite3.connect(tmp_path / "older.sqlite")) as copy,
+            ):
+                source.backup(copy)
+
+    with site_of(place).open() as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStorage, "put", copied)
+            store.commit(state(700), step=2)
+        store.commit(state(700) | {"n": 3}, step=3)
+    bring_back(place, tmp_path / "older.sqlite")
+    expire_sessions(place)
+    before = files(place)
+    with site_of(place).open() as store, pytest.raises(GcRefused, match="older than the storage: rebuild"):
+        store.gc()
+    assert files(place) == before
+    rebuilt(place)
+    assert assert_readable(place, 3, state(700) | {"n": 3})
+
+
+def test_a_commit_that_is_about_to_exist_does_not_stop_gc(place, monkeypatch):
+    put = LocalStorage.put
+    purged = []
+
+    def collected(self, key, parts):
+        put(self, key, parts)
+        if key.startswith("manifests/"):
+            with site_of(place).open() as other:
+                purged.append(other.gc(ckptstore.KeepLast(1), grace=0).purged)
+
+    with site_of(place).open() as store:
+        store.commit(state(1), step=2)
+        monkeypatch.setattr(LocalStorage, "put", collected)
+        store.commit(state(2), step=3)
+    assert purged == [1]
+    assert assert_readable(place, 3, state(2))
+
+
+def test_what_a_rebuild_left_out_does_not_stop_gc(place):
+    with site_of(place).open() as store:
+        store.delete(1)
+        store.commit(state(0, 200), step=1)
+        store.commit(state(300), step=2)
+        store.commit(state(400), step=3)
+        [pack] = parts_of(place).catalog.packs(store.find(2).id)
+    path = place / pack_key(pack.name)
+    path.write_bytes(path.read_bytes()[:1000])
+    assert len(rebuilt(place).left_out) == 3  # an older step, and one that is damaged, with its pack
+    with site_of(place).open() as store:
+        assert store.gc(ckptstore.KeepLast(1), grace=0).deleted == (1,)
+        assert_same(store.checkout(3), state(400))
 
 
 def rebuilt(place):
