@@ -89,8 +89,8 @@ class Keeping:
             progress: called with (stage, bytes done, bytes in all), of the plan and then of the packs that go.
 
         Raises:
-            GcRefused: as for `plan_gc`; more commits than `most` would go; a pack that a commit needs is missing; or the
-                catalog is older than the storage. Nothing was changed.
+            GcRefused: as for `plan_gc`; more commits than `most` would go; a pack that a commit needs is missing; or
+                the catalog is older than the storage. Nothing was changed.
         """
         plan = self.plan_gc(keep, grace=grace, sweep=sweep, progress=progress)
         gc.check_share(plan, most)

@@ -26,6 +26,7 @@ from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_any_pack
 from ckptstore.operations.manifests import document_digests, manifest_digests
 from ckptstore.operations.problem import DAMAGE
+from ckptstore.operations.twins import damaged_copies, twins, without_damaged
 from ckptstore.storage.base import Storage
 
 _WORKERS = 8
@@ -74,7 +75,7 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     Raises StorageError when something cannot be read now: it is not left out, since it may be there later.
     """
     left_out: list[LeftOut] = []
-    held = dict(_read_packs(chunks.storage, left_out))
+    held = _without_damaged(chunks, list(_read_packs(chunks.storage, left_out)))
     places = Places()
     for pack in held.values():
         for chunk in pack.chunks:
@@ -121,7 +122,12 @@ def _enter(
     return set(needs)
 
 
-def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[tuple[str, NewPack]]:
+def _without_damaged(chunks: ChunkStore, packs: Sequence[NewPack]) -> dict[str, NewPack]:
+    several = twins(packs)
+    return without_damaged(packs, list(_each(packs, lambda pack: damaged_copies(chunks, pack, several))))
+
+
+def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[NewPack]:
     found = list(storage.list("packs/"))
     for info, pack in zip(
         found, _each(found, lambda info: _or_reason(lambda: read_any_pack(storage, info))), strict=True
@@ -129,7 +135,7 @@ def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[tuple[str
         if isinstance(pack, str):
             left_out.append(LeftOut(info.key, pack))
         else:
-            yield pack.name, pack
+            yield pack
 
 
 def _read_documents(chunks: ChunkStore, places: Places, left_out: list[LeftOut]) -> Iterator[_Candidate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import torch
 
 import ckptstore
 from ckptstore import opening
@@ -22,9 +24,11 @@ from ckptstore.errors import (
     StorageUnavailable,
     WrongKey,
 )
+from ckptstore.format.packs import pack_key
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
+from ckptstore.testing.equality import assert_same
 
 
 @pytest.fixture
@@ -230,6 +234,74 @@ def test_a_copied_store_is_a_store(place, tmp_path):
     shutil.rmtree(place)
     assert told(tmp_path / "copy") == before
     assert_whole(tmp_path / "copy")
+
+
+@pytest.fixture(params=[False, True])
+def healed(tmp_path, monkeypatch, request):
+    """A store in which a chunk that step 1 lost came back with step 2; packs are listed from either end."""
+    original = LocalStorage.list
+
+    def in_order(self, prefix):
+        return iter(sorted(original(self, prefix), key=lambda info: info.modified, reverse=request.param))
+
+    monkeypatch.setattr(LocalStorage, "list", in_order)
+    place = tmp_path / "healed"
+    with ckptstore.open(place, compression="none") as store:
+        store.commit({"a": A, "b": B}, step=1)
+        [pack] = place.rglob("*.pack")
+        data = bytearray(pack.read_bytes())
+        data[bytes(data).find(A.numpy().tobytes()) + 5] ^= 1
+        pack.write_bytes(data)
+        assert store.repair().lost == ("main@1 a",)
+        store.commit({"a": A}, step=2)
+        assert store.verify().ok
+    return place
+
+
+A, B = torch.arange(1000) * 3, torch.arange(1000) * 5
+
+
+def test_of_two_copies_the_good_one_is_found(healed):
+    lose(healed)
+    with ckptstore.open(healed, read_only=True) as store:
+        assert_same(store.checkout(1), {"a": A, "b": B})
+    assert ckptstore.rebuild_catalog(healed).left_out == ()
+    with ckptstore.open(healed) as store:
+        assert store.verify().ok
+        for pack in healed.rglob("*.pack"):
+            os.utime(pack, (0, 0))
+        assert store.gc(sweep=True).packs == 1  # the damaged one
+        assert_same(store.checkout(1), {"a": A, "b": B})
+        assert_same(store.checkout(2), {"a": A})
+
+
+def test_a_pack_is_needed_for_what_is_nowhere_else(healed):
+    """Of the damaged one, which holds a copy that is not good, and of the good one there is nothing."""
+    with ckptstore.open(healed) as store:
+        [other] = [pack for pack in store._parts.catalog.packs() if pack.state == "live" and pack.needed_by == 1]
+    Path(healed, pack_key(other.name)).unlink()  # where repair had moved the other chunk to
+    lose(healed)
+    assert ckptstore.rebuild_catalog(healed).left_out == ()
+    with ckptstore.open(healed) as store:
+        assert_same(store.checkout(1), {"a": A, "b": B})
+        assert not store.verify().ok
+        assert store.repair().lost == ()
+        assert store.verify().ok
+        assert_same(store.checkout(1), {"a": A, "b": B})
+
+
+def test_copies_that_are_all_damaged_are_kept(healed):
+    for pack in healed.rglob("*.pack"):
+        data = bytearray(pack.read_bytes())
+        at = bytes(data).find(A.numpy().tobytes()[8:])
+        if at >= 0:
+            data[at + 500] ^= 1
+            pack.write_bytes(data)
+    lose(healed)
+    assert ckptstore.rebuild_catalog(healed).left_out == ()
+    with ckptstore.open(healed) as store:
+        assert store.repair().lost == ("main@1 a", "main@2 a")
+        assert_same(store.checkout(1, paths="b"), {"b": B})
 
 
 def test_somebodys_copies_of_packs_are_left_out(place):

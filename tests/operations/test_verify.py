@@ -14,6 +14,7 @@ from ckptstore.catalog.catalog import open_catalog
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument, StorageError, StorageUnavailable
 from ckptstore.opening import open_parts
+from ckptstore.operations.verify import Level
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.faults import Recording
@@ -169,7 +170,7 @@ def test_damaged_packs_are_not_recorded_as_good(place):
 @pytest.mark.parametrize("verb", ["get", "get_ranges"])
 def test_what_cannot_be_read_now_is_no_damage(place, monkeypatch, verb, error):
     """Neither a pack nor a document: verification ends, and goes on later with what it had not found good."""
-    level = "footers" if verb == "get_ranges" else "data"
+    level: Level = "footers" if verb == "get_ranges" else "data"
     original, seen = getattr(LocalStorage, verb), []
 
     def read(self, key, *rest):
