@@ -277,7 +277,8 @@ class Catalog(Protocol):
         The recheck in the same transaction closes the race of dedup against gc: every used pack must be live and
         every own pack pending and ours.
 
-        The same (run, step) with the same `content` is success again: the existing record comes back.
+        The same (run, step) with the same `content` is success again: the existing record comes back. Own packs that
+        hold what commits have lost become live then; the others are for gc.
 
         Raises:
             SessionFenced: the session is not open any more, or a used pack is gone.

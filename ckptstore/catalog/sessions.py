@@ -84,6 +84,8 @@ def commit(db: Connection, session: str, new: NewCommit) -> CommitRecord:
         _insert(db, session, run, new)
     elif taken.content != new.content:
         raise StepExists(f"step {new.step} of run {new.run!r} holds another state: commit to a new step")
+    elif healing := _healing(db, new.packs):
+        make_live(db, own_packs(db, session, healing), healing)
     end_session(db, session)
     return taken or queries.at_step(db, new.run, run, new.step)
 
@@ -165,6 +167,12 @@ def make_live(db: Connection, own: dict[str, int], new: Sequence[NewPack]) -> No
     if rows:
         db.execute(insert(chunks), rows)
         _heal(db, list(own.values()))
+
+
+def _healing(db: Connection, new: Sequence[NewPack]) -> list[NewPack]:
+    """Those of the packs that hold what commits have lost."""
+    lost = set(db.execute(select(lost_chunks.c.digest)).scalars()) if new else set()
+    return [pack for pack in new if any(chunk.digest in lost and not chunk.base for chunk in pack.chunks)]
 
 
 def _heal(db: Connection, fresh: Sequence[int]) -> None:

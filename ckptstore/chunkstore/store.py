@@ -60,7 +60,7 @@ class ChunkStore:
             self.storage.close()
 
     def writer(self, session: str, *, refuse: Exception | None = None, advance: Advance = ignore) -> ChunkWriter:
-        """A writer for a session; with `refuse`, that is raised instead of storing the first chunk that is new."""
+        """A writer for a session; with `refuse`, that is raised before a chunk is stored that is new and not lost."""
         return self.claiming_writer(SessionClaims(self.catalog, session), refuse=refuse, advance=advance)
 
     def claiming_writer(
@@ -69,7 +69,8 @@ class ChunkStore:
         """A writer that asks `claims` instead of the catalog; see `writer`."""
         way = Way(self.sealer is not None, self.storage.copies)
         encoder = Encoder(self.compression, self.pace, way, self._may_rest, partial(self.raw, scratch=Scratch()))
-        return ChunkWriter(self.storage, claims, self.payloads, encoder, refuse, advance)
+        lost = self.catalog.lost().keys() if refuse is not None else frozenset[bytes]()
+        return ChunkWriter(self.storage, claims, self.payloads, encoder, refuse, lost, advance)
 
     def _may_rest(self, digests: set[bytes]) -> set[bytes]:
         """None in a store of old, whose readers know nothing of it, nor what commits have lost: whole ones heal."""

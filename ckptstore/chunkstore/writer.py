@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Self, TypeVar
@@ -57,10 +58,12 @@ class ChunkWriter:
         payloads: Payloads,
         encoder: Encoder,
         refuse: Exception | None,
+        lost: AbstractSet[bytes],
         advance: Advance,
     ) -> None:
         self._storage, self._claims = storage, claims
-        self._payloads, self._encoder, self._refuse, self._advance = payloads, encoder, refuse, advance
+        self._payloads, self._encoder, self._refuse, self._lost = payloads, encoder, refuse, lost
+        self._advance = advance
         self._bases: set[bytes] = set()
         self._pack_of: dict[bytes, str] = {}
         self._used: Counter[str] = Counter()
@@ -166,7 +169,7 @@ class ChunkWriter:
 
     def store(self, fresh: Mapping[bytes, Piece]) -> None:
         """Put chunks under their digests on their way into packs, even if the store holds them already."""
-        if self._refuse is not None:
+        if self._refuse is not None and not fresh.keys() <= self._lost:
             raise self._refuse
         self._reserve(sum(len(piece.data) for piece in fresh.values()) // packs.TARGET_BYTES)
         derived = self._derivations(fresh)

@@ -93,8 +93,8 @@ class GcPlan:
                 between two steps; another gc does the rest.
 
         Raises:
-            GcRefused: a pack that a commit needs is missing from storage, or there is a whole commit that the catalog does
-                not know, which is older then; nothing was removed.
+            GcRefused: a pack that a commit needs is missing from storage, or there is a whole commit that the catalog
+                does not know, which is older then; nothing was removed.
         """
         storage, catalog = self.chunks.storage, self.chunks.catalog
         check_callback(progress)

@@ -135,6 +135,30 @@ class CatalogUpkeepConformance:
         assert collect(catalog)[1] == [bad.name]
         assert digest("b") in catalog.locate([digest("b")])
 
+    def test_what_was_lost_comes_back_with_the_same_commit(self, catalog: Catalog) -> None:
+        bad, good, back, other = new_pack("a", "b"), new_pack("a"), new_pack("b"), new_pack("a")
+        commit = make(catalog, new_commit(0, [bad]))
+        self._lose_b(catalog, commit, bad, good)
+        assert make(catalog, new_commit(0, [back, other])).id == commit.id
+        assert catalog.lost() == {}
+        assert {pack.name: pack.needed_bytes for pack in catalog.packs(commit.id)} == {good.name: 10, back.name: 10}
+        documents, packs = collect(catalog)
+        assert (len(documents), packs) == (1, sorted([bad.name, other.name]))
+        assert digest("b") in catalog.locate([digest("b")])
+        assert make(catalog, new_commit(0, [new_pack("b")])).id == commit.id
+        assert catalog.users(back.name) == [commit.id]
+
+    def test_a_fenced_writer_brings_nothing_back(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
+        bad, good, back = new_pack("a", "b"), new_pack("a"), new_pack("b")
+        commit = make(catalog, new_commit(0, [bad]))
+        self._lose_b(catalog, commit, bad, good)
+        session = catalog.open_session(-1)
+        catalog.reserve(session, [back.name])
+        reopen().fence_expired()
+        with pytest.raises(SessionFenced, match=back.name):
+            catalog.commit(session, new_commit(0, [back]))
+        assert catalog.lost() == {digest("b"): [commit.id]}
+
     def test_what_was_lost_is_forgotten_with_its_commit(self, catalog: Catalog) -> None:
         bad, good = new_pack("a", "b"), new_pack("a")
         commit = make(catalog, new_commit(0, [bad]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -48,6 +50,20 @@ def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
     assert crew.do("commit", 4, place=store.url, step=0, layout="columns", same=False) == [first.id] * 4
     answers = crew.tell("commit", 2, place=store.url, step=0, seed=1)
     assert [answer["error"] for answer in answers] == ["StepExists", "RankFailed"]
+
+
+def test_ranks_bring_back_what_their_commit_lost(crew, store):
+    about = {"place": store.url, "layout": "rows", "same": False}
+    crew.do("commit", 2, step=0, **about)
+    crew.do("commit", 2, step=1, **about)
+    made = store.find(0)
+    for pack in Path(store.url).rglob("*.pack"):
+        pack.unlink()
+    assert store.repair().lost
+    answers = crew.tell("commit", 2, place=store.url, step=0, seed=1)
+    assert [answer["error"] for answer in answers] == ["StepExists", "RankFailed"]
+    assert crew.do("commit", 2, step=0, **about) == [made.id] * 2
+    assert store.verify().problems == ()
 
 
 def test_ranks_commit_to_servers(crew, s3, postgres):

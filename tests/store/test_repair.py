@@ -142,6 +142,21 @@ def test_the_next_commit_of_the_same_chunks_heals(place):
     assert_nothing_leaked(place)
 
 
+def test_the_same_commit_again_heals(place):
+    flip(oldest(place), 5000)
+    with site_of(place).open() as store:
+        lost = {leaf.split()[0] for leaf in store.repair().lost}
+        assert "main@0" in lost
+        with pytest.raises(ckptstore.StepExists, match="another state"):
+            store.commit(state_of("main", 1), step=0)
+        before = store.find(0)
+        assert store.commit(state_of("main", 0), step=0) == before
+        assert store.verify().ok
+        store.gc(grace=0)
+    assert assert_whole(place) == {("main", step) for step in range(STEPS)}
+    assert_nothing_leaked(place)
+
+
 def test_a_bad_pack_is_not_relied_on_any_more(place):
     flip(oldest(place), 5000)
     with site_of(place).open() as store:

@@ -68,15 +68,15 @@ class Gathering:
         return [Dealt(each, windows, None if above is None else above.document) for each in deals]
 
     def grant(self, asks: Sequence[Ask]) -> list[Grant]:
-        """Every chunk that nobody holds yet to the first rank that has it. Raises StepExists when there is one, and
-        the step is taken.
+        """Every chunk that nobody holds yet to the first rank that has it. Raises StepExists when there is one
+        that no commit has lost, and the step is taken.
         """
         digests = [split_digests(ask.digests, self._chunks.digest.size) for ask in asks]
         fresh = list(dict.fromkeys(one for each in digests for one in each if one not in self._known))
         self._known.update(fresh)
         held = {one for some in _batches(fresh) for one in self.writer.rely_on(some)}
         missing = set(fresh) - held
-        if missing and self._taken is not None:
+        if self._taken is not None and missing - self._chunks.catalog.lost().keys():
             raise self._taken
         grants = self._grants(asks, [_taken(each, missing) for each in digests])
         places = self._places(asks, digests, grants)
