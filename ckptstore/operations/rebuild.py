@@ -148,6 +148,8 @@ def _read_documents(chunks: ChunkStore, places: Places, left_out: list[LeftOut])
 
 
 def _check(chunks: ChunkStore, key: str, places: Places) -> _Candidate:
+    if not document.is_document_key(key):
+        raise CorruptData(f"{key} is no manifest document")
     written = chunks.decode_document(chunks.storage.get(key), key)
     check_consistent(written.manifest, chunks.digest.size, key)
     _check_address(written, key)
