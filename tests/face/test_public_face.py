@@ -110,8 +110,8 @@ SIGNATURES = {
     "untag": "(self, name)",
     "delete": "(self, step, *more)",
     "restore": "(self, step)",
-    "checkout": "(self, step='latest', *, into=None, paths=None, strict=True, skip_damaged=False, allow_pickle=False, "
-    "process_group=None, memory_budget_bytes=None, progress=None)",
+    "checkout": "(self, step='latest', *, into=None, paths=None, strict=True, allow_cast=False, skip_damaged=False, "
+    "allow_pickle=False, process_group=None, memory_budget_bytes=None, progress=None)",
     "read": "(self, step, path, *, index=..., out=None, allow_pickle=False, memory_budget_bytes=None)",
     "manifest": "(self, step='latest')",
     "steps": "(self)",
