@@ -16,6 +16,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from ckptstore.catalog.idle import give_back_idle
+from ckptstore.catalog.statements import COMPILED
 from ckptstore.errors import (
     CatalogBusy,
     CatalogError,
@@ -55,6 +56,7 @@ _NO_ANSWER = re.compile(
 _TOO_MANY = re.compile("too many (clients|connections)|connection slots are reserved|no more connections allowed")
 """What Postgres says, of the server, a role or a database, and PgBouncer."""
 
+_SHARING = {"compiled_cache": COMPILED}
 _READ: dict[str, dict[str, Any]] = {
     "sqlite": {"begin": "BEGIN"},
     "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
@@ -91,7 +93,9 @@ def make_engine(url: URL, *, only_read: bool) -> Engine:
         link = {name: value for name, value in _LINK.items() if name not in url.query}
         connect = {**link, "options": f"{ours} {url.query.get('options', '')}"}
         try:
-            engine = create_engine(url, connect_args=connect, pool_pre_ping=True, max_overflow=-1)
+            engine = create_engine(
+                url, connect_args=connect, pool_pre_ping=True, max_overflow=-1, execution_options=_SHARING
+            )
         except ModuleNotFoundError as error:
             advice = 'pip install "ckptstore[postgres]"'
             raise InvalidArgument(f"a catalog on Postgres needs the package {error.name}: {advice}") from None
@@ -100,10 +104,16 @@ def make_engine(url: URL, *, only_read: bool) -> Engine:
     path = _path(url)
     if _writable(path) and not (only_read and _disk_is_full(path)):
         engine = create_engine(
-            url, creator=lambda: connect_sqlite(path, "mode=rw"), poolclass=QueuePool, max_overflow=-1
+            url,
+            creator=lambda: connect_sqlite(path, "mode=rw"),
+            poolclass=QueuePool,
+            max_overflow=-1,
+            execution_options=_SHARING,
         )
     else:
-        engine = create_engine(url, creator=lambda: _connect_read_only(path), poolclass=NullPool)
+        engine = create_engine(
+            url, creator=lambda: _connect_read_only(path), poolclass=NullPool, execution_options=_SHARING
+        )
     event.listen(engine, "begin", _begin)
     return engine
 
