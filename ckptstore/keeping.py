@@ -90,7 +90,7 @@ class Keeping:
 
         Raises:
             GcRefused: as for `plan_gc`; more commits than `most` would go; a pack that a commit needs is missing; or
-                the catalog is older than the storage. Nothing was changed.
+                the catalog is older than the storage. Nothing was deleted or removed.
         """
         plan = self.plan_gc(keep, grace=grace, sweep=sweep, progress=progress)
         gc.check_share(plan, most)
