@@ -145,17 +145,18 @@ def _unpacked(path: str, data: memoryview) -> Value:
 
 
 def _place_inline(job: Filling, uploads: Uploads) -> None:
-    whole = Grid(job.entry.shape, tuple(max(extent, 1) for extent in job.entry.shape))
+    entry, target = job.entry, job.target
+    whole, dtype = Grid(entry.shape, tuple(max(extent, 1) for extent in entry.shape)), cast_from(entry, target)
     for part in job.selection.parts(whole):
-        _place(uploads, job.target, job.entry, job.entry.shape, part, memoryview(job.entry.inline))
+        _place(uploads, target, entry, dtype, entry.shape, part, memoryview(entry.inline))
 
 
 def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fetch]:
     entry, target, selection, label = job
     grid = grid_of(entry.shape, entry.chunk_shape)
-    direct = lane_of_array(target) is None and cast_from(entry, target) is None
-    plain = writable_bytes(target) if direct else None
-    place = partial(_place, uploads, target, entry)
+    dtype = cast_from(entry, target)
+    plain = writable_bytes(target) if lane_of_array(target) is None and dtype is None else None
+    place = partial(_place, uploads, target, entry, dtype)
     digests = chunk_digests(entry, chunks.digest.size)
     if plain is not None and selection.full_shape == entry.shape and grid.is_consecutive:
         yield from _pieces(plain, grid.sizes(entry.itemsize), digests, label)
@@ -184,11 +185,19 @@ def _array_fetch(
     return Fetch(digest, size, label, deliver=partial(place, extent, part))
 
 
-def _place(uploads: Uploads, target: Array, entry: TensorEntry, extent: Index, part: Part, data: memoryview) -> None:
+def _place(
+    uploads: Uploads,
+    target: Array,
+    entry: TensorEntry,
+    dtype: torch.dtype | None,
+    extent: Index,
+    part: Part,
+    data: memoryview,
+) -> None:
     if not part.whole:
         elements = np.frombuffer(data, dtype=f"V{entry.itemsize}").reshape(extent)
         data = memoryview(elements[part.source].tobytes())
-    uploads.write(target, part.start, part.stop, data, cast_from(entry, target))
+    uploads.write(target, part.start, part.stop, data, dtype)
 
 
 def _value_fetches(entry: ValueEntry, out: memoryview, chunks: ChunkStore, label: str) -> list[Fetch]:

@@ -192,8 +192,10 @@ def _newest(candidates: Iterable[_Candidate], superseded: list[LeftOut]) -> list
 
 def _forget(catalog: Catalog, documents: Sequence[str]) -> None:
     """Let these count as removed already, so that gc does not take the catalog for an older one."""
-    session = catalog.open_session(_SESSION_SECONDS)
     fresh = catalog.unknown(Objects(documents)).documents
+    if not fresh:
+        return
+    session = catalog.open_session(_SESSION_SECONDS)
     for key in fresh:
         catalog.reserve(session, (), key)
     catalog.end_session(session)
