@@ -232,7 +232,7 @@ class ChunkWriter:
         if self._builder.frames and self._builder.size + len(chunk.payload) > packs.TARGET_BYTES:
             self._put_pack()
         self._reserve(1)
-        offset = self._builder.next_offset(len(chunk.payload), chunk.digest, chunk.base)
+        offset = self._builder.next_offset(chunk.payload, chunk.digest, chunk.base)
         payload = self._payloads.seal(self._names[-1], offset, chunk.codec, chunk.digest, chunk.payload)
         known = self._payloads.checksum(chunk.codec, chunk.digest, chunk.raw_length)
         self._builder.add(chunk.digest, chunk.codec, payload, chunk.raw_length, chunk.base, known)

@@ -9,8 +9,8 @@
     tail    40 bytes: offset, length and XXH3-64 of the footer, XXH3-64 of these three, magic
 
 A frame's header says everything its footer entry says, so a damaged pack can be salvaged frame by frame. Payloads
-begin on multiples of 64 bytes, so raw ones can be mapped. In packs by sectors, large ones begin on multiples of 512,
-with zeros before their headers: a disk can take those from memory as they lie.
+begin on multiples of 64 bytes, so raw ones can be mapped. In packs by sectors, large ones begin as far behind a
+multiple of 512 as they do in memory, with zeros before their headers: a disk can take those from memory as they lie.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Annotated
 import msgspec
 
 from ckptstore.errors import CorruptData
+from ckptstore.format.addresses import address_of
 from ckptstore.format.digests import checksum
 
 Buffer = bytes | bytearray | memoryview
@@ -30,7 +31,7 @@ Buffer = bytes | bytearray | memoryview
 ALIGN = 64
 SECTOR = 512
 LARGE = 1 << 20
-"""From this size on, payloads begin at sectors."""
+"""From this size on, payloads lie to sectors as they do in memory."""
 TARGET_BYTES = 64 << 20
 """A pack is closed once it holds this much."""
 MOST_ENCODED = 256 << 20
@@ -77,7 +78,7 @@ class PackBuilder:
     """Collects frames in memory, without copying their payloads, into the parts of one pack.
 
     Args:
-        sectors: whether large payloads begin at these.
+        sectors: whether large payloads lie to these as they do in memory.
     """
 
     def __init__(self, *, sectors: bool) -> None:
@@ -92,16 +93,19 @@ class PackBuilder:
         """Append a frame; `known` is the payload's checksum, if that is known."""
         sealed = checksum(payload) if known is None else known
         header = _header(digest, codec, len(payload), raw_length, sealed, base)
-        offset = self.next_offset(len(payload), digest, base)
+        offset = self.next_offset(payload, digest, base)
         self.frames.append(Frame(digest, codec, offset, len(payload), raw_length, sealed, base))
         self._append(bytes(offset - len(header) - self.size) + header)
         self._append(payload)
         self._append(bytes(-self.size % ALIGN))
 
-    def next_offset(self, length: int, digest: bytes, base: bytes = b"") -> int:
-        """Where the next frame's payload of that length will lie."""
+    def next_offset(self, payload: Buffer, digest: bytes, base: bytes = b"") -> int:
+        """Where that payload will lie as the next one."""
         offset = self.size + _padded(_FRAME.size + len(digest) + len(base) + _CHECKSUM_BYTES)
-        return _padded(offset, SECTOR) if self._sectors and length >= LARGE else offset
+        if not self._sectors or len(payload) < LARGE:
+            return offset
+        address = address_of(payload) or 0
+        return offset + ((0 if address % ALIGN else address) - offset) % SECTOR
 
     def finish(self) -> list[Buffer]:
         """The parts of the whole object, in order."""
@@ -215,9 +219,9 @@ def _follows(found: memoryview, header: bytes) -> bool:
     return 0 <= zeros < SECTOR and not any(found[:zeros]) and found[zeros:] == header
 
 
-def _padded(length: int, align: int = ALIGN) -> int:
-    """The next multiple of `align`."""
-    return -(-length // align) * align
+def _padded(length: int) -> int:
+    """The next multiple of `ALIGN`."""
+    return -(-length // ALIGN) * ALIGN
 
 
 def _tail(tail: Buffer, name: str) -> tuple[int, int, int, bytes]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ckptstore.format.addresses import address_of
 from ckptstore.storage.base import Buffer
 
 _BLOCK = 4 << 20
@@ -115,8 +116,14 @@ class _Writing:
     def add(self, part: memoryview) -> None:
         """Write it, but for what fills no page yet."""
         self._size += len(part)
-        if len(part) >= _LARGE and self._used % _SECTOR == 0 and _address(part) % _SECTOR == 0:
-            part = self._write_as_it_lies(part)
+        address = address_of(part) if len(part) >= _LARGE else None
+        if address is not None and (self._used - address) % _SECTOR == 0:
+            head = -address % _SECTOR
+            self._add_to_block(part[:head])
+            part = self._write_as_it_lies(part[head:])
+        self._add_to_block(part)
+
+    def _add_to_block(self, part: memoryview) -> None:
         while part:
             count = min(len(part), _BLOCK - self._used)
             _copy(part[:count], self._block[self._used : self._used + count])
@@ -171,15 +178,11 @@ def _own_block() -> memoryview:
 
 def _copy(source: memoryview, target: memoryview) -> None:
     """What is large, without Python's lock, which others wait for."""
-    if source.readonly or len(source) < _MUCH:
+    here, there = (address_of(source), address_of(target)) if len(source) >= _MUCH else (None, None)
+    if here is None or there is None:
         target[:] = source
     else:
-        ctypes.memmove(_address(target), _address(source), len(source))
-
-
-def _address(part: memoryview) -> int:
-    """Where the bytes lie; 1 where that is not told, as of what may only be read."""
-    return 1 if part.readonly else ctypes.addressof(ctypes.c_char.from_buffer(part))
+        ctypes.memmove(there, here, len(source))
 
 
 def _set_direct(descriptor: int, *, on: bool) -> bool:

@@ -2,6 +2,7 @@ import random
 import struct
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,19 @@ def test_round_trip(chunks, base, sectors):
     assert all(frame.offset % packs.SECTOR == 0 for frame in frames if sectors and frame.length >= packs.LARGE)
     assert not list(packs.problems(memoryview(data), NAME))
     assert list(packs.salvage(memoryview(data))) == frames
+
+
+@pytest.mark.parametrize("before", [0, 300])
+@pytest.mark.parametrize("shift", [0, 64, 448, 512, 576, 1, 72])
+def test_large_payloads_lie_to_sectors_as_they_do_in_memory(before, shift):
+    memory = np.random.default_rng(shift).integers(0, 256, packs.LARGE + 3 * packs.SECTOR, np.uint8)
+    start = -memory.ctypes.data % packs.SECTOR + shift
+    data, builder = build([bytes(before), memory[start : start + packs.LARGE].data])
+    large = builder.frames[-1]
+    assert large.codec == RAW.number
+    assert large.offset % packs.SECTOR == (0 if shift % packs.ALIGN else shift % packs.SECTOR)
+    assert not list(packs.problems(memoryview(data), NAME))
+    assert list(packs.salvage(memoryview(data))) == builder.frames
 
 
 def test_what_lies_before_a_sector_is_nothing_but_zeros():

@@ -199,6 +199,15 @@ def test_what_lies_at_sectors_is_written_as_it_lies(storage, writes, before, siz
     assert size - 4096 < sum(writes) <= size, "the first one; the others lie behind a hundred bytes"
 
 
+@pytest.mark.parametrize("before", [64, 512 + 64, BLOCK - 448])
+@pytest.mark.parametrize("size", [BLOCK // 4, BLOCK, 2 * BLOCK + 77])
+def test_what_goes_as_far_behind_a_sector_as_it_lies_is_written_as_it_lies(storage, writes, before, size):
+    parts = [os.urandom(before), at_sector(size, shift=64), os.urandom(100), at_sector(size, shift=64)]
+    storage.put("key", parts)
+    assert storage.get("key") == b"".join(parts)
+    assert size - 512 - 4096 < sum(writes) <= size, "the first one; the other lies behind a hundred bytes"
+
+
 @pytest.mark.parametrize("part", [at_sector(BLOCK, shift=64), at_sector(BLOCK).toreadonly(), at_sector(1000)])
 def test_what_lies_elsewhere_is_copied(storage, writes, part):
     storage.put("key", [part, b"more"])
