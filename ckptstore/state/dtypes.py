@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from ckptstore.errors import UnknownType
-from ckptstore.format.codecs import BYTES, Form
-
-_WIDTHS = (1, 2, 4, 8)
+from ckptstore.format.codecs import Form
+from ckptstore.format.forms import named_form
 
 _TORCH_NAMES = {
     found: str(found).removeprefix("torch.") for found in vars(torch).values() if type(found) is torch.dtype
@@ -52,13 +51,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 @lru_cache(1024)
 def number_form(dtype: torch.dtype | np.dtype[Any]) -> Form:
-    """What an array's bytes are, for codecs: a complex number is two floats, and what is no number is bytes."""
-    if isinstance(dtype, torch.dtype):
-        width = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
-        return Form(width, floating=dtype.is_floating_point or dtype.is_complex) if width in _WIDTHS else BYTES
-    width = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
-    numeric = dtype.kind in "biufcmM" and dtype.isnative and width in _WIDTHS
-    return Form(width, floating=dtype.kind in "fc") if numeric else BYTES
+    """What an array's bytes are, for codecs."""
+    return named_form("torch" if isinstance(dtype, torch.dtype) else "numpy", dtype_name(dtype), dtype.itemsize)
 
 
 @lru_cache(1024)
