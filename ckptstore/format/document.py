@@ -28,10 +28,18 @@ _MOST_FOLDER = 100
 _KEY = re.compile(r"manifests/[^/]+/\d{12,19}\.[0-9a-f]{32}\.manifest")
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """The commit that another one, in another store or run, is a copy of: its id, and when it was made."""
+
+    id: str
+    created: float
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a commit is: its address, metadata and manifest, and the names of the packs that hold its chunks.
 
-    `bases` holds, one after the other, the digests of the chunks that those of the manifest rest on.
+    `bases` holds, one after the other, the digests of the chunks that those of the manifest rest on. `created` is when
+    the document was; `origin` is there if the commit is a copy.
     """
 
     store: str
@@ -45,6 +53,12 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     packs: tuple[str, ...]
     manifest: Manifest
     bases: bytes = b""
+    origin: Origin | None = None
+
+    @property
+    def original(self) -> Origin:
+        """The commit as it was made first: itself, unless it is a copy."""
+        return self.origin or Origin(self.id, self.created)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

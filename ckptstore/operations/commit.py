@@ -15,7 +15,7 @@ from ckptstore.catalog.base import CommitRecord, NewCommit
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.glances import LEAST, Glances
 from ckptstore.chunkstore.grouping import Advance
-from ckptstore.errors import SessionFenced, StepExists
+from ckptstore.errors import StepExists
 from ckptstore.format import version
 from ckptstore.format.codecs import BYTES
 from ckptstore.format.grid import Division, Grid, default_chunk_shape, grid_of
@@ -24,8 +24,7 @@ from ckptstore.operations.adam import Trained
 from ckptstore.operations.arrivals import Arrival, Arrivals
 from ckptstore.operations.history import Draft
 from ckptstore.operations.lineage import Lineage
-from ckptstore.operations.publish import discard, new_commit, publish, taken_step
-from ckptstore.operations.session import writing_session
+from ckptstore.operations.publish import make_commit, new_commit, taken_step
 from ckptstore.state.adam import find_recipes
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.live import LiveLeaf, Loan, live_leaves
@@ -57,17 +56,11 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
 
 
 def _commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance, refuse: StepExists | None) -> CommitRecord:
-    with writing_session(chunks.catalog) as session:
-        writer = chunks.writer(session, refuse=refuse, advance=advance)
-        try:
-            advance(_inline_bytes(flat))
-            return publish(chunks, session, _write(chunks, writer, flat, draft))
-        except SessionFenced:
-            discard(chunks.storage, writer.keys)
-            raise
+    advance(_inline_bytes(flat))
+    return make_commit(chunks, partial(_write, chunks, flat, draft), refuse=refuse, advance=advance)
 
 
-def _write(chunks: ChunkStore, writer: ChunkWriter, flat: Flat, draft: Draft) -> NewCommit:
+def _write(chunks: ChunkStore, flat: Flat, draft: Draft, writer: ChunkWriter) -> NewCommit:
     with writer:
         manifest = _write_leaves(writer, flat, chunks, Lineage(chunks, draft.parent))
         own, needs = writer.finish()

@@ -8,17 +8,19 @@ from typing import Any
 
 from ckptstore.catalog.base import Catalog, CommitRecord
 from ckptstore.errors import InvalidArgument, RunNotFound
+from ckptstore.format.document import Origin
 from ckptstore.operations.address import check_metadata, check_step
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A commit that is to be made: where, on top of which commit id, with which metadata."""
+    """A commit that is to be made: where, on top of which commit id, with which metadata, and of which one a copy."""
 
     run: str
     step: int
     parent: str | None
     metadata: Mapping[str, Any]
+    origin: Origin | None = None
 
 
 def draft(
@@ -34,6 +36,12 @@ def draft(
     if base is not None and base.run == run and base.step >= number:
         raise InvalidArgument(f"parent {base.step} of step {number} in the same run: a parent is a lower step")
     return Draft(run, number, base.id if base else None, check_metadata(metadata))
+
+
+def commit_at(catalog: Catalog, run: str, step: int) -> CommitRecord | None:
+    """The live commit at a step, or None; also for a run that does not exist."""
+    newest = catalog.newest(run, step)
+    return newest if newest is not None and newest.step == step else None
 
 
 def log(catalog: Catalog, run: str, *, deleted: bool = False) -> list[CommitRecord]:

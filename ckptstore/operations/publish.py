@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ckptstore.catalog.base import Catalog, CommitRecord, NewCommit, NewPack
-from ckptstore.chunkstore import ChunkStore
+from ckptstore.chunkstore import ChunkStore, ChunkWriter
+from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced, StepExists, StorageError
 from ckptstore.format import document
 from ckptstore.format.manifest import Manifest, logical_bytes
-from ckptstore.operations.history import Draft
+from ckptstore.operations.history import Draft, commit_at
+from ckptstore.operations.session import writing_session
 from ckptstore.patience import patiently
 from ckptstore.storage.base import Storage
 
 
 def taken_step(chunks: ChunkStore, draft: Draft) -> StepExists | None:
     """The error for a state that is not the one at the step, if there is one at all."""
-    newest = chunks.catalog.newest(draft.run, draft.step)
-    if newest is None or newest.step != draft.step:
+    if commit_at(chunks.catalog, draft.run, draft.step) is None:
         return None
     return StepExists(f"step {draft.step} of run {draft.run!r} holds another state: commit to a new step")
 
@@ -49,6 +50,7 @@ def new_commit(
         packs=tuple(sorted(needs)),
         manifest=manifest,
         bases=bases,
+        origin=draft.origin,
     )
     data = chunks.encode_document(body, key)
     return NewCommit(
@@ -65,7 +67,25 @@ def new_commit(
         new_bytes=sum(pack.size for pack in own) + len(data),
         packs=own,
         needs=needs,
+        created=None if draft.origin is None else draft.origin.created,
     )
+
+
+def make_commit(
+    chunks: ChunkStore,
+    write: Callable[[ChunkWriter], NewCommit],
+    *,
+    refuse: StepExists | None,
+    advance: Advance = ignore,
+) -> CommitRecord:
+    """Make a commit exist, in a session of its own, whose chunks `write` stores; see `ChunkStore.writer`, `publish`."""
+    with writing_session(chunks.catalog) as session:
+        writer = chunks.writer(session, refuse=refuse, advance=advance)
+        try:
+            return publish(chunks, session, write(writer))
+        except SessionFenced:
+            discard(chunks.storage, writer.keys)
+            raise
 
 
 def publish(chunks: ChunkStore, session: str, new: NewCommit) -> CommitRecord:

@@ -116,7 +116,7 @@ def _enter(
         new_bytes=sum(pack.size for pack in own) + len(data),
         packs=own,
         needs=needs,
-        created=written.created,
+        created=written.original.created,
     )
     chunks.catalog.enter(new)
     return set(needs)
@@ -172,8 +172,9 @@ def _check_address(written: Document, key: str) -> None:
         check_metadata(written.metadata)
     except InvalidArgument as error:
         raise CorruptData(f"{key}: {error}") from None
-    if not math.isfinite(written.created):
-        raise CorruptData(f"{key}: it was created at {written.created}")
+    for moment in (written.created, written.original.created):
+        if not math.isfinite(moment):
+            raise CorruptData(f"{key}: it was created at {moment}")
 
 
 def _newest(candidates: Iterable[_Candidate], superseded: list[LeftOut]) -> list[_Candidate]:

@@ -68,6 +68,13 @@ def test_round_trip(manifest, run, step, parent, metadata):
     assert document.decode(document.encode(written), "x") == written
 
 
+def test_a_copy_names_what_it_is_a_copy_of():
+    made = a_document()
+    assert made.original == document.Origin("c" * 32, 1.5)
+    copy = msgspec.structs.replace(made, id="d" * 32, created=9.5, origin=made.original)
+    assert document.decode(document.encode(copy), "x").original == made.original
+
+
 @given(MANIFESTS)
 def test_the_same_manifest_has_the_same_bytes(manifest):
     copy = document.decode(document.encode(a_document(manifest)), "x").manifest
@@ -98,7 +105,8 @@ FIELDS = msgspec.msgpack.decode(msgspec.msgpack.encode(a_document()))
 
 
 def test_the_schema_is_checked():
-    assert document.decode(sealed(msgspec.msgpack.encode(FIELDS)), "x") == a_document()
+    for more in ({}, {"from a later version": 1}):
+        assert document.decode(sealed(msgspec.msgpack.encode(FIELDS | more)), "x") == a_document()
     entry = {"library": "jax", "dtype": "f", "itemsize": 4, "shape": [], "chunk_shape": []}
     bad = [
         {"step": "7"},
@@ -112,7 +120,7 @@ def test_the_schema_is_checked():
     for change in bad:
         with pytest.raises(CorruptData, match="the/key"):
             document.decode(sealed(msgspec.msgpack.encode(FIELDS | change)), "the/key")
-    for field in FIELDS.keys() - {"bases"}:
+    for field in FIELDS.keys() - {"bases", "origin"}:
         with pytest.raises(CorruptData, match=field):
             document.decode(sealed(msgspec.msgpack.encode({k: v for k, v in FIELDS.items() if k != field})), "x")
 
