@@ -20,8 +20,7 @@ def from_pack(chunks: ChunkStore, pack: str, wanted: set[bytes]) -> Iterator[Fou
         data = memoryview(chunks.storage.get(pack_key(pack)))
     except DAMAGE:
         return
-    frames = (location_of(frame, pack) for frame in salvage(data))
-    places = {frame.digest: frame for frame in frames if frame.raw_length <= chunks.config.chunk_bytes}
+    places = {frame.digest: location_of(frame, pack) for frame in salvage(data)}
     for digest in wanted & places.keys():
         try:
             bases = [_base(chunks, places, data, base) for base in places[digest].bases]

@@ -7,6 +7,7 @@ import shutil
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -366,6 +367,19 @@ def test_large_stores_keep_their_chunks_apart(tmp_path):
         store.commit(state, step=0)
         for path, _ in packs(tmp_path / "store"):
             flip(path, -20)
+        assert store.repair().lost == ()
+        assert_same(store.checkout(0), state)
+
+
+def test_a_chunk_of_one_large_element_is_found_when_its_pack_is_back(tmp_path):
+    state = {"records": np.frombuffer(bytes(range(250)) * 80, dtype="V10000").copy()}
+    place = tmp_path / "store"
+    with site_of(place).open(chunk_bytes=4096) as store:
+        store.commit(state, step=0)
+        shutil.copytree(place / "packs", tmp_path / "backup")
+        oldest(place).unlink()
+        assert store.repair().lost == ("main@0 records",)
+        shutil.copytree(tmp_path / "backup", place / "packs", dirs_exist_ok=True)
         assert store.repair().lost == ()
         assert_same(store.checkout(0), state)
 
