@@ -1,4 +1,4 @@
-"""The part of a store's face that keeps it: freeing, checking, mending."""
+"""The part of a store's face that keeps it: freeing, checking, mending, copying into others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument
-from ckptstore.operations import address, gc, repair, verify
+from ckptstore.operations import address, gc, push, repair, verify
 from ckptstore.operations.address import Ref
 from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST, GcPlan, GcReport
 from ckptstore.operations.repair import RepairPlan, RepairReport
@@ -144,6 +144,37 @@ class Keeping:
         the catalog, and the catalog's from them.
         """
         return self.plan_repair(source, progress=progress).execute(progress)
+
+    def push(
+        self, target: Keeping, *steps: Ref, run: str | None = None, progress: ProgressCallback | None = None
+    ) -> list[CommitRecord]:
+        """Copy commits into another store, which stores only the chunks that it lacks; tags stay here.
+
+        A copy has the step, metadata, time and content of its commit, and its parent if the target has that. One commit
+        after the other is made, by ascending step, and each is whole or not there: when it is interrupted, or fails,
+        those that were made stay, and pushing again does the rest.
+
+        Args:
+            target: an open store. Its digest, compression and encryption may be others; chunks keep their sizes.
+            steps: the commits; by default all of this run.
+            run: the target's run for all of them, made if new. By default that of the same name, whatever run the
+                target was opened with.
+            progress: called with (stage, bytes done, bytes in all); what the target has counts at once.
+
+        Returns:
+            The commits that the target did not have, as it has them now.
+
+        Raises:
+            RunNotFound: this store has no such run.
+            StepExists: the target has another state at that step, or the same one cut into other chunks.
+            InvalidArgument: the target is no open store, or the commit would go to where it is.
+            CorruptData: stored bytes of this store are damaged; names the commit and the path.
+        """
+        if not isinstance(target, Keeping):
+            raise InvalidArgument(f"push to {target!r}: give an open store, as ckptstore.open gives it")
+        name = None if run is None else address.check_name("run", run)
+        commits = [*map(self._find, steps)] if steps else self._parts.catalog.commits(self._run)
+        return push.push(self._parts, target._parts, commits, name, progress)
 
     def _find(self, ref: Ref) -> CommitRecord:
         return address.resolve(self._parts.catalog, self._run, ref)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.grid import Grid, Index
+from ckptstore.format.grid import Grid, Index, grid_of
 
 INLINE_TENSOR, INLINE_VALUE = 64, 1024
 """Arrays and encoded values of at most so many bytes stand in the manifest itself."""
@@ -62,6 +62,13 @@ Entry = TensorEntry | ValueEntry
 def chunk_digests(entry: Entry, digest_size: int) -> list[bytes]:
     """The digests of an entry's chunks, in the order of its grid."""
     return split_digests(entry.chunks, digest_size)
+
+
+def chunk_sizes(entry: Entry) -> list[int]:
+    """The lengths in bytes of an entry's chunks, in the order of its grid; it must have some."""
+    if isinstance(entry, TensorEntry):
+        return grid_of(entry.shape, entry.chunk_shape).sizes(entry.itemsize)
+    return Grid((entry.size,), (entry.chunk_size,)).sizes(1)
 
 
 def split_digests(joined: bytes, digest_size: int) -> list[bytes]:

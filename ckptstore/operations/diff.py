@@ -9,8 +9,15 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from ckptstore.catalog.base import CommitRecord
-from ckptstore.format.grid import Grid
-from ckptstore.format.manifest import Entry, Manifest, TensorEntry, ValueEntry, chunk_digests, entry_bytes
+from ckptstore.format.manifest import (
+    Entry,
+    Manifest,
+    TensorEntry,
+    ValueEntry,
+    chunk_digests,
+    chunk_sizes,
+    entry_bytes,
+)
 from ckptstore.operations.structure import Restructured, Retied, restructured, retied
 from ckptstore.operations.view import ManifestView
 
@@ -140,8 +147,7 @@ def changed_bytes(old: Entry, new: Entry, digest_size: int) -> int:
     """Bytes of the chunks of `new` that are not those of `old`; all of it when the grid differs."""
     if not _same_grid(old, new):
         return entry_bytes(new)
-    sizes = _chunk_sizes(new)
-    pairs = zip(chunk_digests(old, digest_size), chunk_digests(new, digest_size), sizes, strict=True)
+    pairs = zip(chunk_digests(old, digest_size), chunk_digests(new, digest_size), chunk_sizes(new), strict=True)
     return sum(size for before, after, size in pairs if before != after)
 
 
@@ -152,12 +158,6 @@ def _same_grid(old: Entry, new: Entry) -> bool:
     if isinstance(old, ValueEntry) and isinstance(new, ValueEntry):
         return bool(old.chunks) and (old.size, old.chunk_size) == (new.size, new.chunk_size) and bool(new.chunks)
     return False
-
-
-def _chunk_sizes(entry: Entry) -> list[int]:
-    if isinstance(entry, TensorEntry):
-        return Grid(entry.shape, entry.chunk_shape).sizes(entry.itemsize)
-    return Grid((entry.size,), (entry.chunk_size,)).sizes(1)
 
 
 def _moves(removed: Mapping[str, Entry], added: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:

@@ -126,6 +126,7 @@ SIGNATURES = {
     "gc": "(self, keep=None, *, grace=900.0, sweep=False, most=0.9, progress=None)",
     "plan_repair": "(self, source=None, *, progress=None)",
     "repair": "(self, source=None, *, progress=None)",
+    "push": "(self, target, *steps, run=None, progress=None)",
     "verify": "(self, level='data', *, subset=None, older_than=None, progress=None)",
 }
 OPEN = (
@@ -269,6 +270,7 @@ with ckptstore.open(sys.argv[1]) as store:
     store.log(), store.steps(), store.latest(), store.runs(), store.tags(), store.stats(), store.find(0)
     store.manifest(0), store.diff(0, 1), store.tag("best", 0), store.delete(1), store.restore(1)
     store.plan_gc(ckptstore.KeepLast(1) | ckptstore.KeepEvery(5)), store.gc(), store.verify()
+    store.push(store, run="fork")
 """
     _, modules = _imported(then, tmp_path / "store")
     assert not modules & {"torch", "alembic", "fsspec", "rich", "click"}

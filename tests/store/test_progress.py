@@ -107,6 +107,20 @@ def flip(site, *names):
         path.write_bytes(data)
 
 
+@pytest.mark.parametrize("digest", ["xxh3_128", "sha256"])
+def test_a_push_ends_with_all_bytes_of_its_commits(tmp_path, digest):
+    source, target = site_of(tmp_path / "source"), site_of(tmp_path / "target")
+    with source.open(chunk_bytes=CHUNK_BYTES) as store, target.open(digest=digest) as other:
+        sizes = [store.commit(mixed(step), step=step).logical_bytes for step in range(3)]
+        for steps, expected in ([1], sizes[1]), ([0, 1], sum(sizes[:2])), ([], sum(sizes)), ([2], sizes[2]):
+            told = Told()
+            store.push(other, *steps, progress=told)
+            assert told.total("push") == expected
+        assert len(told.calls) == 1
+        with pytest.raises(InvalidArgument, match="progress=5"):
+            store.push(other, progress=5)  # type: ignore[arg-type]
+
+
 # gc
 
 

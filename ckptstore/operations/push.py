@@ -1,0 +1,176 @@
+"""Commits on their way into another store: what it lacks is read, and stored there as its own writers would do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ckptstore.catalog.base import CommitRecord, NewCommit
+from ckptstore.chunkstore import ChunkStore, ChunkWriter, Fetch, Piece
+from ckptstore.chunkstore.grouping import Advance, groups
+from ckptstore.chunkstore.scratch import Scratch
+from ckptstore.errors import InvalidArgument, StepExists
+from ckptstore.format import version
+from ckptstore.format.codecs import BYTES, Form
+from ckptstore.format.document import Origin
+from ckptstore.format.forms import named_form
+from ckptstore.format.manifest import Entry, Manifest, TensorEntry, check_consistent, chunk_digests, chunk_sizes
+from ckptstore.operations.copies import Copies
+from ckptstore.operations.history import Draft, commit_at
+from ckptstore.operations.lineage import Lineage
+from ckptstore.operations.manifests import any_document
+from ckptstore.operations.publish import make_commit, new_commit
+from ckptstore.progress import ProgressCallback, meter
+
+_BATCH_BYTES = 64 << 20
+_BATCH_CHUNKS = 4096
+
+
+def push(
+    source: ChunkStore,
+    target: ChunkStore,
+    commits: Iterable[CommitRecord],
+    run: str | None,
+    progress: ProgressCallback | None,
+) -> list[CommitRecord]:
+    """The commits that the target got, each whole; into `run`, or each into the run of its name. See `Store.push`."""
+    version.check_features(target.config.requires_write, "write to", target.storage.url)
+    wanted = sorted(commits, key=lambda commit: commit.step)  # a parent is a lower step
+    for commit in wanted:
+        if source.storage.url == target.storage.url and commit.run == (run or commit.run):
+            told = f"{_name(commit)} cannot be pushed to where it is, {target.storage.url}"
+            raise InvalidArgument(f"{told}: push it to another store, or into another run")
+    way = _Way(source, target, run, meter(progress, "push", sum(commit.logical_bytes for commit in wanted)))
+    pushed = [way.push(commit) for commit in wanted]
+    return [made for made in pushed if made is not None]
+
+
+class _Chunk(NamedTuple):
+    """A chunk of a manifest: its bytes, and where it stands there first."""
+
+    size: int
+    path: str
+    entry: Entry
+    number: int
+
+    @property
+    def form(self) -> Form:
+        entry = self.entry
+        return named_form(entry.library, entry.dtype, entry.itemsize) if isinstance(entry, TensorEntry) else BYTES
+
+
+class _Way:
+    """From one store to another."""
+
+    def __init__(self, source: ChunkStore, target: ChunkStore, run: str | None, advance: Advance) -> None:
+        self._source, self._target, self._run, self._advance = source, target, run, advance
+        self._copies, self._scratch = Copies(source, target), Scratch()
+        self._damaged = {commit for commits in target.catalog.lost().values() for commit in commits}
+
+    def push(self, commit: CommitRecord) -> CommitRecord | None:
+        """The commit as the target has it now; None when it was there."""
+        run = self._run or commit.run
+        there = commit_at(self._target.catalog, run, commit.step)
+        if there is None:
+            return make_commit(self._target, partial(self._write, commit, run), refuse=None)
+        if self._copies.is_copy(there, commit) and there.id not in self._damaged:
+            self._advance(commit.logical_bytes)
+            return None
+        told = f"step {commit.step} of run {run!r} of {self._target.storage.url} holds another state"
+        refusal = StepExists(f"{told} than {_name(commit)}: push into another run")
+        if self._copies.is_another(there, commit):
+            raise refusal
+        made = make_commit(self._target, partial(self._write, commit, run), refuse=refusal)
+        return made if made.id != there.id else None
+
+    def _write(self, commit: CommitRecord, run: str, writer: ChunkWriter) -> NewCommit:
+        written = any_document(self._source, commit)
+        manifest, size = written.manifest, self._source.digest.size
+        check_consistent(manifest, size, f"the manifest of {_name(commit)}")
+        parent = self._parent(commit, run)
+        lineage = Lineage(self._target, _id(parent or self._newest_below(commit, run)))
+        with writer:
+            names = self._bring(writer, commit, _chunks(manifest, size), lineage)
+            own, needs = writer.finish()
+        origin = Origin(written.original.id, commit.created)
+        draft = Draft(run, commit.step, _id(parent), commit.metadata, origin)
+        return new_commit(self._target, _renamed(manifest, names, size), draft, own, needs, writer.bases)
+
+    def _parent(self, commit: CommitRecord, run: str) -> CommitRecord | None:
+        """The target's copy of the commit's parent."""
+        older = None if commit.parent is None else self._source.catalog.by_id(commit.parent)
+        if older is None:
+            return None
+        there = self._copies.of(older, [run, older.run] if older.step < commit.step else [older.run])
+        if there is not None:
+            self._copies.learn(older, there)
+        return there
+
+    def _newest_below(self, commit: CommitRecord, run: str) -> CommitRecord | None:
+        """What a commit there would be made on top of."""
+        there = self._target.catalog.newest(run, commit.step - 1)
+        ours = None if there is None else commit_at(self._source.catalog, commit.run, there.step)
+        if there is not None and ours is not None and self._copies.is_copy(there, ours):
+            self._copies.learn(ours, there)
+        return there
+
+    def _bring(
+        self, writer: ChunkWriter, commit: CommitRecord, chunks: Mapping[bytes, _Chunk], lineage: Lineage
+    ) -> dict[bytes, bytes]:
+        """Digest of each chunk → its digest in the target, which holds it by then."""
+        names = self._copies.names(chunks)
+        held: set[bytes] = set()
+        for some in groups(names.values(), lambda _: 0, 1, _BATCH_CHUNKS):
+            held |= writer.rely_on(some)
+        lacking = {digest: chunk for digest, chunk in chunks.items() if names.get(digest) not in held}
+        self._advance(commit.logical_bytes - sum(chunk.size for chunk in lacking.values()))
+        brought = writer.write(self._pieces(commit, lacking, lineage))
+        return names | dict(zip(lacking, brought, strict=True))
+
+    def _pieces(self, commit: CommitRecord, chunks: Mapping[bytes, _Chunk], lineage: Lineage) -> Iterator[Piece]:
+        """The chunks, verified, of which a batch is in memory."""
+        for batch in groups(chunks.items(), lambda item: item[1].size, _BATCH_BYTES, _BATCH_CHUNKS):
+            read: dict[bytes, bytes] = {}
+            wishes = [
+                Fetch(digest, chunk.size, f"{_name(commit)} {chunk.path}", deliver=partial(_keep, read, digest))
+                for digest, chunk in batch
+            ]
+            self._source.fetch(wishes, scratch=self._scratch)
+            for digest, chunk in batch:
+                self._advance(chunk.size)
+                base = partial(lineage.base, chunk.path, chunk.entry, chunk.number)
+                yield Piece(memoryview(read.pop(digest)), copied=True, form=chunk.form, base=base)
+
+
+def _keep(read: dict[bytes, bytes], digest: bytes, data: memoryview) -> None:
+    read[digest] = bytes(data)
+
+
+def _id(commit: CommitRecord | None) -> str | None:
+    return None if commit is None else commit.id
+
+
+def _name(commit: CommitRecord) -> str:
+    return f"{commit.run}@{commit.step}"
+
+
+def _chunks(manifest: Manifest, digest_size: int) -> dict[bytes, _Chunk]:
+    """Each chunk once, by its digest."""
+    found: dict[bytes, _Chunk] = {}
+    for path, entry in manifest.entries.items():
+        if entry.chunks:
+            pairs = zip(chunk_digests(entry, digest_size), chunk_sizes(entry), strict=True)
+            for number, (digest, size) in enumerate(pairs):
+                found.setdefault(digest, _Chunk(size, path, entry, number))
+    return found
+
+
+def _renamed(manifest: Manifest, names: Mapping[bytes, bytes], digest_size: int) -> Manifest:
+    entries = {
+        path: replace(entry, chunks=b"".join(names[digest] for digest in chunk_digests(entry, digest_size)))
+        for path, entry in manifest.entries.items()
+    }
+    return Manifest(entries, manifest.containers, manifest.aliases)
