@@ -20,6 +20,7 @@ from ckptstore.cli.failures import GuardedGroup
 from ckptstore.cli.files import export_, import_
 from ckptstore.cli.history import log, restore, rm, show, steps, tag
 from ckptstore.cli.mending import repair
+from ckptstore.cli.pushing import push
 from ckptstore.cli.upkeep import init, migrate, rebuild, rekey, stats, verify
 
 __all__ = ["cli", "main"]
@@ -38,7 +39,7 @@ def cli() -> None:
 
 for _command in (
     *(init, log, show, steps, ls, diff, tag, rm, restore, gc, verify, repair, stats),
-    *(export_, import_, migrate, rebuild, rekey, doctor, completion),
+    *(push, export_, import_, migrate, rebuild, rekey, doctor, completion),
 ):
     cli.add_command(_command)
 

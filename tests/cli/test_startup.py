@@ -46,6 +46,11 @@ def test_torch_is_not_imported_to_look_at_a_store(url):
     assert not loaded & {"torch", "numpy", "safetensors", "alembic", "fsspec", "rich.console", "rich.progress"}
 
 
+def test_push_needs_no_torch(url):
+    loaded = loaded_by(f'run("init", "new", "--digest", "sha256")\nrun("push", "{url}", "new")')
+    assert "ckptstore.operations.push" in loaded and "torch" not in loaded
+
+
 def test_migrate_needs_no_torch(url):
     loaded = loaded_by(f'run("migrate", "{url}")')
     assert "alembic" in loaded and "torch" not in loaded
