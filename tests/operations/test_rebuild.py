@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -9,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import fsspec
+import msgspec
 import pytest
 import torch
 
@@ -24,6 +26,7 @@ from ckptstore.errors import (
     StorageUnavailable,
     WrongKey,
 )
+from ckptstore.format import document
 from ckptstore.format.packs import pack_key
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, state_of
@@ -443,3 +446,13 @@ def test_what_is_left_out_is_told_where_it_was_opened(place):
         store = ckptstore.open(place, read_only=True)
     assert caught[0].filename == __file__
     assert store.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("change", [{"created": math.nan}, {"origin": document.Origin("a" * 32, math.inf)}])
+def test_a_moment_that_never_was_is_told(place, change):
+    path = next((place / "manifests" / "main").glob("*3.*.manifest"))
+    written = document.decode(path.read_bytes(), path.name)
+    path.write_bytes(document.encode(msgspec.structs.replace(written, **change)))
+    (place / "catalog.sqlite").unlink()
+    (left,) = ckptstore.rebuild_catalog(place).left_out
+    assert path.name in left.object and "it was created at" in left.reason
