@@ -21,6 +21,8 @@ _MUCH = 64 << 10
 _SECTOR = 512
 """What most disks want addresses, offsets and lengths to be multiples of."""
 _OF_THREAD = threading.local()
+_NOT_DIRECT = {errno.EINVAL, errno.EFAULT}
+"""What a disk says of what is at no sector, and of memory that it cannot read from, as some devices' is."""
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -138,13 +140,13 @@ class _Writing:
         os.ftruncate(self._descriptor, self._size)
 
     def _write_as_it_lies(self, part: memoryview) -> memoryview:
-        """Behind what is in the block, in whole pages; what is left, which is all where the disk refuses sectors."""
+        """Behind what is in the block, in whole pages; what is left, which is all where the disk refuses it."""
         now = (self._used + len(part)) // mmap.PAGESIZE * mmap.PAGESIZE - self._used
         data = [self._block[: self._used], part[:now]]
         try:
             done = os.writev(self._descriptor, data)
         except OSError as error:
-            if error.errno != errno.EINVAL:
+            if error.errno not in _NOT_DIRECT:
                 raise
             return part
         self._write(_after(data, done))
@@ -156,7 +158,7 @@ class _Writing:
             try:
                 data = _after(data, os.writev(self._descriptor, data))
             except OSError as error:
-                if error.errno != errno.EINVAL or not _set_direct(self._descriptor, on=False):
+                if error.errno not in _NOT_DIRECT or not _set_direct(self._descriptor, on=False):
                     raise
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import ckptstore
 from ckptstore.errors import ObjectExists, StorageError, StorageFull, StorageReadOnly
@@ -204,8 +206,23 @@ def test_what_lies_at_sectors_is_written_as_it_lies(storage, writes, before, siz
 def test_what_goes_as_far_behind_a_sector_as_it_lies_is_written_as_it_lies(storage, writes, before, size):
     parts = [os.urandom(before), at_sector(size, shift=64), os.urandom(100), at_sector(size, shift=64)]
     storage.put("key", parts)
-    assert storage.get("key") == b"".join(parts)
+    same = storage.get("key") == b"".join(parts)
+    assert same, "a diff of these would take minutes"
     assert size - 512 - 4096 < sum(writes) <= size, "the first one; the other lies behind a hundred bytes"
+
+
+SIZES = st.sampled_from([0, 1, 63, 448, 512, 4096, 1 << 20, (1 << 20) + 77, BLOCK - 448, BLOCK, BLOCK + 4096])
+PARTS = st.lists(st.tuples(SIZES, st.integers(0, 16).map(lambda n: n * 64) | st.integers(0, 600)), max_size=6)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(PARTS)
+def test_parts_may_lie_anywhere(storage, parts):
+    data = [at_sector(size, shift) for size, shift in parts if size]
+    storage.put("key", data)
+    same = storage.get("key") == b"".join(data)
+    storage.delete("key")
+    assert same, "a diff of these would take minutes"
 
 
 @pytest.mark.parametrize("part", [at_sector(BLOCK, shift=64), at_sector(BLOCK).toreadonly(), at_sector(1000)])
@@ -230,6 +247,28 @@ def test_a_disk_of_larger_sectors_gets_pages_of_the_block(storage, monkeypatch):
     storage.put("key", parts)
     assert storage.get("key") == b"".join(parts)
     assert all(direct)
+
+
+@pytest.mark.parametrize("at_once", [0, BLOCK // 8])
+def test_memory_that_disks_cannot_read_from_is_copied(storage, monkeypatch, at_once):
+    """As of some devices; the refusal comes at once, or after a short write."""
+    original = os.writev
+    unreadable, refused = at_sector(BLOCK), []
+
+    def write(descriptor, views):
+        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        if direct and any(len(view) > BLOCK // 2 and view.obj is unreadable.obj for view in views):
+            refused.append(len(views))
+            if len(views) == 1 or not at_once or len(views[0]) < at_once:
+                raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+            return original(descriptor, [views[0][:at_once]])
+        return original(descriptor, views)
+
+    monkeypatch.setattr(os, "writev", write)
+    parts = [os.urandom(at_once), unreadable, os.urandom(100)]
+    storage.put("key", parts)
+    assert storage.get("key") == b"".join(parts)
+    assert refused
 
 
 def test_short_writes_of_what_lies_at_sectors_are_completed(storage, monkeypatch):
