@@ -151,8 +151,9 @@ class Keeping:
         """Copy commits into another store, which stores only the chunks that it lacks; tags stay here.
 
         A copy has the step, metadata, time and content of its commit, and its parent if the target has that. One commit
-        after the other is made, by ascending step, and each is whole or not there: when it is interrupted, or fails,
-        those that were made stay, and pushing again does the rest.
+        after the other is made, none before its parent, and each is whole or not there: when that is interrupted, or
+        one fails, those that were made stay, and pushing again goes on from there. To leave one out, name the others.
+        A commit that is deleted here meanwhile may be left out.
 
         Args:
             target: an open store. Its digest, compression and encryption may be others; chunks keep their sizes.
@@ -165,10 +166,11 @@ class Keeping:
             The commits that the target did not have, as it has them now.
 
         Raises:
-            RunNotFound: this store has no such run.
+            RunNotFound, StepNotFound, TagNotFound: this store has no such run, step or tag.
             StepExists: the target has another state at that step, or the same one cut into other chunks.
             InvalidArgument: the target is no open store, or the commit would go to where it is.
             CorruptData: stored bytes of this store are damaged; names the commit and the path.
+            StorageError, CatalogError: one of the stores cannot be read or written.
         """
         if not isinstance(target, Keeping):
             raise InvalidArgument(f"push to {target!r}: give an open store, as ckptstore.open gives it")

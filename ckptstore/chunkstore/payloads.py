@@ -23,7 +23,7 @@ class Payloads:
     sectors: bool
 
     def pack(self) -> PackBuilder:
-        """A new pack. What is sealed lies in fresh memory, which is at no sector."""
+        """A new pack; sectors are of no use to what is sealed, which lies in memory of its own."""
         return PackBuilder(sectors=self.sectors and self.sealer is None)
 
     def seal(self, pack: str, offset: int, codec: int, digest: bytes, payload: Buffer) -> Buffer:

@@ -52,11 +52,11 @@ def push(
     if as_json:
         print_json([commit_json(commit) for commit in pushed])
     else:
-        _print(pushed, target)
+        _print(pushed)
 
 
-def _print(pushed: list[CommitRecord], target: str) -> None:
+def _print(pushed: list[CommitRecord]) -> None:
     for commit in pushed:
         click.echo(f"pushed {commit.run}@{commit.step}: {text.size(commit.new_bytes)} new")
     if not pushed:
-        click.echo(f"nothing to push: {target} has it all")
+        click.echo("nothing to push")

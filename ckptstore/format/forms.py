@@ -8,7 +8,7 @@ from typing import Literal
 from ckptstore.format.codecs import BYTES, Form
 
 _WIDTHS = (1, 2, 4, 8)
-_NATIVE = "<|"
+_NATIVE = ("<", "|")
 """Little-endian, or of one byte."""
 
 

@@ -30,6 +30,7 @@ Buffer = bytes | bytearray | memoryview
 
 ALIGN = 64
 SECTOR = 512
+"""What most disks want addresses, offsets and lengths to be multiples of."""
 LARGE = 1 << 20
 """From this size on, payloads lie to sectors as they do in memory."""
 TARGET_BYTES = 64 << 20

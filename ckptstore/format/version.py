@@ -16,7 +16,7 @@ DELTAS = "deltas"
 HALVES = "halves"
 """New tensors are divided at halves of their rows: see `Division`."""
 SECTORS = "sectors"
-"""Large payloads begin at sectors: see `packs`."""
+"""Large payloads lie to sectors as in memory: see `packs`."""
 FEATURES: frozenset[str] = frozenset({DELTAS, ENCRYPTION, HALVES, SECTORS})
 """Features that this version understands. A store that requires another is refused before its data is touched."""
 

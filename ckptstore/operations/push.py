@@ -12,7 +12,7 @@ from ckptstore.catalog.base import CommitRecord, NewCommit
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Fetch, Piece
 from ckptstore.chunkstore.grouping import Advance, groups
 from ckptstore.chunkstore.scratch import Scratch
-from ckptstore.errors import InvalidArgument, StepExists
+from ckptstore.errors import CorruptData, InvalidArgument, MissingData, ObjectNotFound, StepExists, StepNotFound
 from ckptstore.format import version
 from ckptstore.format.codecs import BYTES, Form
 from ckptstore.format.document import Origin
@@ -38,14 +38,28 @@ def push(
 ) -> list[CommitRecord]:
     """The commits that the target got, each whole; into `run`, or each into the run of its name. See `Store.push`."""
     version.check_features(target.config.requires_write, "write to", target.storage.url)
-    wanted = sorted(commits, key=lambda commit: commit.step)  # a parent is a lower step
+    wanted = _parents_first(commits)
+    same = (source.config.id, source.catalog.url) == (target.config.id, target.catalog.url)
     for commit in wanted:
-        if source.storage.url == target.storage.url and commit.run == (run or commit.run):
+        if same and commit.run == (run or commit.run):
             told = f"{_name(commit)} cannot be pushed to where it is, {target.storage.url}"
             raise InvalidArgument(f"{told}: push it to another store, or into another run")
-    way = _Way(source, target, run, meter(progress, "push", sum(commit.logical_bytes for commit in wanted)))
-    pushed = [way.push(commit) for commit in wanted]
+    copier = _Copier(source, target, run, meter(progress, "push", sum(commit.logical_bytes for commit in wanted)))
+    pushed = [copier.push(commit) for commit in wanted]
     return [made for made in pushed if made is not None]
+
+
+def _parents_first(commits: Iterable[CommitRecord]) -> list[CommitRecord]:
+    """By ascending step, but none before its parent, which may be a higher step of another run."""
+    left = {commit.id: commit for commit in sorted(commits, key=lambda commit: commit.step)}
+    ordered: list[CommitRecord] = []
+    for commit in list(left.values()):
+        chain, name = list[CommitRecord](), commit.id
+        while name in left:
+            chain.append(left.pop(name))
+            name = chain[-1].parent or ""
+        ordered += reversed(chain)
+    return ordered
 
 
 class _Chunk(NamedTuple):
@@ -62,7 +76,7 @@ class _Chunk(NamedTuple):
         return named_form(entry.library, entry.dtype, entry.itemsize) if isinstance(entry, TensorEntry) else BYTES
 
 
-class _Way:
+class _Copier:
     """From one store to another."""
 
     def __init__(self, source: ChunkStore, target: ChunkStore, run: str | None, advance: Advance) -> None:
@@ -71,20 +85,30 @@ class _Way:
         self._damaged = {commit for commits in target.catalog.lost().values() for commit in commits}
 
     def push(self, commit: CommitRecord) -> CommitRecord | None:
-        """The commit as the target has it now; None when it was there."""
+        """The commit as the target has it now; None when it was there, or is deleted from the source meanwhile."""
+        try:
+            return self._push(commit)
+        except (ObjectNotFound, MissingData, StepNotFound):
+            if _is_there(self._source, commit):
+                raise
+            return None
+
+    def _push(self, commit: CommitRecord) -> CommitRecord | None:
         run = self._run or commit.run
         there = commit_at(self._target.catalog, run, commit.step)
-        if there is None:
-            return make_commit(self._target, partial(self._write, commit, run), refuse=None)
-        if self._copies.is_copy(there, commit) and there.id not in self._damaged:
+        if there is not None and self._copies.is_copy(there, commit) and there.id not in self._damaged:
             self._advance(commit.logical_bytes)
             return None
         told = f"step {commit.step} of run {run!r} of {self._target.storage.url} holds another state"
         refusal = StepExists(f"{told} than {_name(commit)}: push into another run")
-        if self._copies.is_another(there, commit):
+        if there is not None and self._copies.is_another(there, commit):
             raise refusal
-        made = make_commit(self._target, partial(self._write, commit, run), refuse=refusal)
-        return made if made.id != there.id else None
+        refuse = None if there is None else refusal
+        try:
+            made = make_commit(self._target, partial(self._write, commit, run), refuse=refuse)
+        except StepExists:
+            raise refusal from None
+        return made if there is None or made.id != there.id else None
 
     def _write(self, commit: CommitRecord, run: str, writer: ChunkWriter) -> NewCommit:
         written = any_document(self._source, commit)
@@ -93,7 +117,7 @@ class _Way:
         parent = self._parent(commit, run)
         lineage = Lineage(self._target, _id(parent or self._newest_below(commit, run)))
         with writer:
-            names = self._bring(writer, commit, _chunks(manifest, size), lineage)
+            names = self._bring(writer, commit, _chunks(manifest, size, _name(commit)), lineage)
             own, needs = writer.finish()
         origin = Origin(written.original.id, commit.created)
         draft = Draft(run, commit.step, _id(parent), commit.metadata, origin)
@@ -104,7 +128,8 @@ class _Way:
         older = None if commit.parent is None else self._source.catalog.by_id(commit.parent)
         if older is None:
             return None
-        there = self._copies.of(older, [run, older.run] if older.step < commit.step else [older.run])
+        runs = [name for name in (run, older.run) if name != run or older.step < commit.step]
+        there = self._copies.of(older, runs)
         if there is not None:
             self._copies.learn(older, there)
         return there
@@ -153,18 +178,24 @@ def _id(commit: CommitRecord | None) -> str | None:
     return None if commit is None else commit.id
 
 
+def _is_there(source: ChunkStore, commit: CommitRecord) -> bool:
+    found = source.catalog.by_id(commit.id)
+    return found is not None and found.deleted is None
+
+
 def _name(commit: CommitRecord) -> str:
     return f"{commit.run}@{commit.step}"
 
 
-def _chunks(manifest: Manifest, digest_size: int) -> dict[bytes, _Chunk]:
-    """Each chunk once, by its digest."""
+def _chunks(manifest: Manifest, digest_size: int, told: str) -> dict[bytes, _Chunk]:
+    """Each chunk once, by its digest. Raises CorruptData for one of two sizes."""
     found: dict[bytes, _Chunk] = {}
     for path, entry in manifest.entries.items():
         if entry.chunks:
             pairs = zip(chunk_digests(entry, digest_size), chunk_sizes(entry), strict=True)
             for number, (digest, size) in enumerate(pairs):
-                found.setdefault(digest, _Chunk(size, path, entry, number))
+                if found.setdefault(digest, _Chunk(size, path, entry, number)).size != size:
+                    raise CorruptData(f"{told} {path}: its chunk {digest.hex()} is of {size} bytes, and of others")
     return found
 
 

@@ -13,13 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckptstore.format.addresses import address_of
+from ckptstore.format.packs import LARGE, SECTOR
 from ckptstore.storage.base import Buffer
 
 _BLOCK = 4 << 20
-_LARGE = 1 << 20
 _MUCH = 64 << 10
-_SECTOR = 512
-"""What most disks want addresses, offsets and lengths to be multiples of."""
 _OF_THREAD = threading.local()
 _NOT_DIRECT = {errno.EINVAL, errno.EFAULT}
 """What a disk says of what is at no sector, and of memory that it cannot read from, as some devices' is."""
@@ -118,9 +116,9 @@ class _Writing:
     def add(self, part: memoryview) -> None:
         """Write it, but for what fills no page yet."""
         self._size += len(part)
-        address = address_of(part) if len(part) >= _LARGE else None
-        if address is not None and (self._used - address) % _SECTOR == 0:
-            head = -address % _SECTOR
+        address = address_of(part) if len(part) >= LARGE else None
+        if address is not None and (self._used - address) % SECTOR == 0:
+            head = -address % SECTOR
             self._add_to_block(part[:head])
             part = self._write_as_it_lies(part[head:])
         self._add_to_block(part)

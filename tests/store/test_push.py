@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -34,7 +35,8 @@ from ckptstore.errors import (
 )
 from ckptstore.format import packs
 from ckptstore.format.document import Origin
-from ckptstore.operations import push
+from ckptstore.operations import publish, push
+from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
     CHUNK_BYTES,
@@ -613,3 +615,85 @@ def test_a_copy_names_the_first_commit(source, targets):
         document = store._parts.decode_document(store._parts.catalog.manifest(copy.id), copy.document)
         assert document.origin == Origin(made.id, made.created)
         assert copy.id != made.id
+
+
+def test_two_places_of_one_name_are_two(place, tmp_path, monkeypatch):
+    """As `s3://bucket/llm` on two servers."""
+    monkeypatch.setattr(LocalStorage, "url", property(lambda _: "s3://bucket/llm"))
+    with site_of(place).open() as source, site_of(tmp_path / "other").open() as target:
+        assert [commit.step for commit in source.push(target)] == list(range(STEPS))
+        with pytest.raises(InvalidArgument, match=r"main@0 cannot be pushed to where it is"):
+            source.push(source)
+
+
+@pytest.fixture
+def fork(place, source):
+    """A run that begins anew, at step 0, on top of a higher step."""
+    with site_of(place).open(run="tune") as tune:
+        for step in range(2):
+            parent = "main@3" if step == 0 else None
+            tune.commit(state_of("tune", step), step=step, parent=parent)
+    return source
+
+
+@pytest.mark.parametrize("names", [["tune@0", "tune@1", "main@3"], ["main@3", "main@2", "tune@1", "tune@0"]], ids=str)
+def test_a_fork_arrives_behind_what_it_is_a_fork_of(fork, targets, names):
+    target = targets()
+    fork.push(target, *names)
+    assert target.find("tune@0").parent_ref == "main@3"
+    assert target.find("tune@1").parent_ref == "tune@0"
+    (tune,) = (run for run in target.runs() if run.name == "tune")
+    assert tune.forked_from == "main@3"
+
+
+def test_a_parent_in_the_same_run_is_a_lower_step(fork, targets):
+    target = targets()
+    fork.push(target, 3)
+    (made,) = fork.push(target, "tune@0", run="main")
+    assert made.parent is None
+
+
+@pytest.mark.parametrize("kind", ["alike", "sha256"])
+@pytest.mark.parametrize("at", [0, 1], ids=["before it is read", "while it is read"])
+def test_what_is_purged_meanwhile_is_left_out(place, source, targets, monkeypatch, kind, at):
+    monkeypatch.setattr(push, "_BATCH_BYTES", 1)
+    told = itertools.count()
+
+    def progress(*_):
+        if next(told) == at:
+            with site_of(place).open() as retention:
+                retention.gc(keep=ckptstore.KeepLast(1), grace=0)
+
+    target = targets(kind)
+    pushed = source.push(target, progress=progress)
+    assert source.steps() == [STEPS - 1]
+    assert [commit.step for commit in pushed] == target.steps()
+    assert STEPS - 1 in target.steps()
+    assert target.verify().ok
+    assert_same(target.checkout(STEPS - 1), source.checkout(STEPS - 1))
+
+
+@pytest.mark.parametrize("kind", ["alike", "sha256"])
+def test_another_state_of_the_same_chunks_is_told_alike(source, targets, kind):
+    weight = torch.rand(5_000)
+    source.commit({"a": weight}, step=9)
+    target = targets(kind)
+    target.commit({"b": weight}, step=9)
+    with pytest.raises(StepExists, match=r"step 9 of run 'main' of .* another state than main@9: push into"):
+        source.push(target, 9)
+
+
+def test_a_chunk_of_two_sizes_does_not_arrive(source, targets, monkeypatch):
+    real = publish.new_commit
+
+    def hostile(chunks, manifest, *rest):
+        entries = dict(manifest.entries)
+        entries["b"] = msgspec.structs.replace(entries["b"], chunks=entries["a"].chunks)
+        return real(chunks, msgspec.structs.replace(manifest, entries=entries), *rest)
+
+    monkeypatch.setattr("ckptstore.operations.commit.new_commit", hostile)
+    source.commit({"a": torch.arange(100.0), "b": torch.arange(200.0)}, step=9)
+    target = targets()
+    with pytest.raises(CorruptData, match="main@9 b"):
+        source.push(target, 9)
+    assert target.steps() == []
