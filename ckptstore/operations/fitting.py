@@ -167,7 +167,8 @@ class Fitting:
     def _lacked_of(self, parameter: torch.Tensor, root: str) -> Iterator[tuple[str, torch.Tensor]]:
         for path in self._beneath(root):
             entry = self.wanted.get(path)
-            if path in self._flat.leaves or not isinstance(entry, TensorEntry) or entry.library != "torch":
+            there = isinstance(self._flat.leaves.get(path), TensorLeaf)
+            if there or not isinstance(entry, TensorEntry) or entry.library != "torch":
                 continue
             committed = torch_dtype(entry.dtype)
             dtype = parameter.dtype if self._allow_cast and _follows(path, committed, parameter) else committed

@@ -268,9 +268,19 @@ def test_state_that_an_optimizer_has_keeps_its_dtypes(store, kind):
     with pytest.raises(StateMismatch, match=r"optim/state/0/.*allow_cast=True"):
         store.checkout(0, into={"optim": loaded})
     store.checkout(0, into={"model": live, "optim": loaded}, allow_cast=True)
-    wanted = {name: tensor.to(forms[name].dtype) for name, tensor in tensors_of(optimizer).items()}
-    assert_same(tensors_of(loaded), wanted)
+    dtypes = {name: forms[name].dtype if name in forms else HALF for name in tensors_of(optimizer)}
+    assert_same(tensors_of(loaded), {name: tensor.to(dtypes[name]) for name, tensor in tensors_of(optimizer).items()})
     loaded.step(partial(loss_of, live, loaded, noise(8, 40).to(HALF)))
+
+
+def test_state_that_an_optimizer_has_not_yet_gets_its_dtype_where_none_stands(store):
+    built, optimizer = trained(torch.optim.LBFGS, torch.float32, 2)
+    store.commit({"model": built, "optim": optimizer}, step=0)
+    live, loaded = trained(torch.optim.LBFGS, HALF, 2, seed=1)
+    (state,) = loaded.state.values()
+    state["al"] = [None] * len(state["al"])
+    store.checkout(0, into={"model": live, "optim": loaded}, allow_cast=True)
+    assert_same(tensors_of(loaded), {name: tensor.to(HALF) for name, tensor in tensors_of(optimizer).items()})
 
 
 def tensors_of(optimizer: Any) -> dict[str, Tensor]:
