@@ -153,7 +153,7 @@ class Keeping:
         A copy has the step, metadata, time and content of its commit, and its parent if the target has that. One commit
         after the other is made, none before its parent, and each is whole or not there: when that is interrupted, or
         one fails, those that were made stay, and pushing again goes on from there. To leave one out, name the others.
-        A commit that is deleted here meanwhile may be left out.
+        What is deleted here meanwhile may be left out, but not without an error if it was named.
 
         Args:
             target: an open store. Its digest, compression and encryption may be others; chunks keep their sizes.
@@ -176,7 +176,7 @@ class Keeping:
             raise InvalidArgument(f"push to {target!r}: give an open store, as ckptstore.open gives it")
         name = None if run is None else address.check_name("run", run)
         commits = [*map(self._find, steps)] if steps else self._parts.catalog.commits(self._run)
-        return push.push(self._parts, target._parts, commits, name, progress)
+        return push.push(self._parts, target._parts, commits, name, progress, named=bool(steps))
 
     def _find(self, ref: Ref) -> CommitRecord:
         return address.resolve(self._parts.catalog, self._run, ref)

@@ -35,8 +35,13 @@ def push(
     commits: Iterable[CommitRecord],
     run: str | None,
     progress: ProgressCallback | None,
+    *,
+    named: bool,
 ) -> list[CommitRecord]:
-    """The commits that the target got, each whole; into `run`, or each into the run of its name. See `Store.push`."""
+    """The commits that the target got, each whole; into `run`, or each into the run of its name. See `Store.push`.
+
+    One that is deleted from the source meanwhile is left out, unless somebody `named` it.
+    """
     version.check_features(target.config.requires_write, "write to", target.storage.url)
     wanted = _parents_first(commits)
     same = (source.config.id, source.catalog.url) == (target.config.id, target.catalog.url)
@@ -45,7 +50,7 @@ def push(
             told = f"{_name(commit)} cannot be pushed to where it is, {target.storage.url}"
             raise InvalidArgument(f"{told}: push it to another store, or into another run")
     copier = _Copier(source, target, run, meter(progress, "push", sum(commit.logical_bytes for commit in wanted)))
-    pushed = [copier.push(commit) for commit in wanted]
+    pushed = [copier.push(commit, named=named) for commit in wanted]
     return [made for made in pushed if made is not None]
 
 
@@ -84,13 +89,15 @@ class _Copier:
         self._copies, self._scratch = Copies(source, target), Scratch()
         self._damaged = {commit for commits in target.catalog.lost().values() for commit in commits}
 
-    def push(self, commit: CommitRecord) -> CommitRecord | None:
-        """The commit as the target has it now; None when it was there, or is deleted from the source meanwhile."""
+    def push(self, commit: CommitRecord, *, named: bool) -> CommitRecord | None:
+        """The commit as the target has it now; None when it was there, or is left out."""
         try:
             return self._push(commit)
-        except (ObjectNotFound, MissingData, StepNotFound):
+        except (ObjectNotFound, MissingData, StepNotFound) as error:
             if _is_there(self._source, commit):
                 raise
+            if named:
+                raise StepNotFound(f"{_name(commit)} was deleted while it was pushed") from error
             return None
 
     def _push(self, commit: CommitRecord) -> CommitRecord | None:
@@ -158,20 +165,15 @@ class _Copier:
     def _pieces(self, commit: CommitRecord, chunks: Mapping[bytes, _Chunk], lineage: Lineage) -> Iterator[Piece]:
         """The chunks, verified, of which a batch is in memory."""
         for batch in groups(chunks.items(), lambda item: item[1].size, _BATCH_BYTES, _BATCH_CHUNKS):
-            read: dict[bytes, bytes] = {}
+            read = {digest: memoryview(bytearray(chunk.size)) for digest, chunk in batch}
             wishes = [
-                Fetch(digest, chunk.size, f"{_name(commit)} {chunk.path}", deliver=partial(_keep, read, digest))
-                for digest, chunk in batch
+                Fetch(digest, chunk.size, f"{_name(commit)} {chunk.path}", out=read[digest]) for digest, chunk in batch
             ]
             self._source.fetch(wishes, scratch=self._scratch)
             for digest, chunk in batch:
                 self._advance(chunk.size)
                 base = partial(lineage.base, chunk.path, chunk.entry, chunk.number)
-                yield Piece(memoryview(read.pop(digest)), copied=True, form=chunk.form, base=base)
-
-
-def _keep(read: dict[bytes, bytes], digest: bytes, data: memoryview) -> None:
-    read[digest] = bytes(data)
+                yield Piece(read.pop(digest), copied=True, form=chunk.form, base=base)
 
 
 def _id(commit: CommitRecord | None) -> str | None:

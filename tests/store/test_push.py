@@ -653,6 +653,18 @@ def test_a_parent_in_the_same_run_is_a_lower_step(fork, targets):
     assert made.parent is None
 
 
+def test_a_named_step_that_is_purged_meanwhile_is_told(place, source, targets):
+    def progress(*_):
+        with site_of(place).open() as retention:
+            retention.gc(keep=ckptstore.KeepLast(1), grace=0)
+
+    target = targets()
+    with pytest.raises(StepNotFound, match="main@1 was deleted while it was pushed"):
+        source.push(target, 0, 1, 2, progress=progress)
+    assert target.steps() == [0]
+    assert target.verify().ok
+
+
 @pytest.mark.parametrize("kind", ["alike", "sha256"])
 @pytest.mark.parametrize("at", [0, 1], ids=["before it is read", "while it is read"])
 def test_what_is_purged_meanwhile_is_left_out(place, source, targets, monkeypatch, kind, at):
