@@ -11,6 +11,7 @@ from ckptstore.chunkstore.claims import Claims, SessionClaims
 from ckptstore.chunkstore.encoding import Encoder
 from ckptstore.chunkstore.glances import Glances
 from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.chunkstore.later import LOOPS
 from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.chunkstore.payloads import Payloads
@@ -19,6 +20,7 @@ from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.chunkstore.writer import ChunkWriter
 from ckptstore.format import document
 from ckptstore.format.codecs import Level
+from ckptstore.format.codecs.tools import compile_by
 from ckptstore.format.digests import Digest, digest_named
 from ckptstore.format.document import Document
 from ckptstore.format.sealing import Sealer
@@ -43,6 +45,7 @@ class ChunkStore:
     payloads: Payloads = field(init=False)
 
     def __post_init__(self) -> None:
+        compile_by(LOOPS.get)
         key = None if self.sealer is None else self.sealer.derive("digests")
         object.__setattr__(self, "pace", Pace(far="://" in self.storage.url))
         sectors = SECTORS in self.config.requires_write

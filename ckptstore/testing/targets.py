@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
 from ckptstore.chunkstore.grouping import ignore
+from ckptstore.chunkstore.later import LOOPS
 from ckptstore.errors import CkptStoreError
 from ckptstore.format import document, packs, version
 from ckptstore.format.codecs import Form, codec_numbered, tools
@@ -243,6 +244,7 @@ def no_code() -> Iterator[None]:
     """
     global _watching  # noqa: PLW0603 - an audit hook stays for ever
     _prepare()
+    LOOPS.settle()
     with patch.object(tools, "fastest_loops", lambda: Loops):
         _watching = True
         try:

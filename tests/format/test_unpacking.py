@@ -1,9 +1,7 @@
 """However words were cut and coded, they come back, by numpy and by numba; and damage is told of by both."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event, get_ident
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -14,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs import compiled_unpacking, tools
+from ckptstore.format.codecs import tools
 from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.entropy import PlaneDecoder
 from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES, Cut, Plan, Way, blocks_of, borders_of, plan_of
@@ -172,37 +170,3 @@ def test_no_payload_makes_much_be_decoded_at_once():
     out = bytearray(words.nbytes)
     for loops in (Loops, CompiledLoops):
         assert unpacked(loops, payload, bytes(out), onto=False) == words.tobytes()
-
-
-def test_one_thread_compiles_and_the_others_go_on(monkeypatch):
-    begun, go_on, callers = Event(), Event(), set()
-    real = compiled_unpacking._unpacking
-
-    def slow(width):
-        callers.add(get_ident())
-        if not begun.is_set():
-            begun.set()
-            assert go_on.wait(60)
-        return real(width)
-
-    monkeypatch.setattr(compiled_unpacking, "_READY", set())
-    monkeypatch.setattr(compiled_unpacking, "_unpacking", slow)
-    words = words_like(1000, 4, 0)
-    plan = Plan(Cut(4), (Way(coded=True),) * 4, 1)
-    payload = pack(plan, len(words), lambda where, _: words[where], memoryview(b""))
-
-    def decode():
-        out = memoryview(bytearray(words.nbytes))
-        Unpacking(memoryview(payload), out).run()
-        return bytes(out)
-
-    with only(CompiledLoops), ThreadPoolExecutor(1) as other:
-        first = other.submit(decode)
-        assert begun.wait(60)
-        assert decode() == words.tobytes()
-        found = len(callers)
-        go_on.set()
-        assert found == 1, "this one did without"
-        assert first.result(60) == words.tobytes()
-        assert decode() == words.tobytes()
-    assert len(callers) == 2

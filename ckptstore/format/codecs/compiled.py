@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 from numba import types
 
-from ckptstore.format.codecs.compiled_unpacking import CompiledUnpacking, is_ready, knows
+from ckptstore.format.codecs.compiled_unpacking import CompiledUnpacking, knows, unpacking
 from ckptstore.format.codecs.compiling import Loop, compiled, given, kind, read
 from ckptstore.format.codecs.layout import Plan
-from ckptstore.format.codecs.loops import Array, Loops, leads_out
+from ckptstore.format.codecs.loops import Array, Get, Loops, at_once, leads_out
 from ckptstore.format.codecs.parts import Parts
 from ckptstore.format.codecs.squeezing import FAR, POWERS, Counts, per_byte
 from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
@@ -22,41 +22,49 @@ _LOWS, _TOPS = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
 
 
 class CompiledLoops(Loops):
-    """See `Loops`."""
+    """See `Loops`, whose own do the work of those that are not compiled yet."""
 
-    def __init__(self, array: Array) -> None:
-        super().__init__(array)
+    def __init__(self, array: Array, get: Get = at_once) -> None:
+        super().__init__(array, get)
         self._unpacking = CompiledUnpacking()
 
     def halve(self, words: Words, high: Words, low: Words, *, balanced: bool) -> None:
         """See `Loops.halve`."""
-        width = words.itemsize
-        _halving(width)(words, 1 << 4 * width - 1 if balanced else 0, high, low)
+        if loop := self.get(_halving, words.itemsize):
+            loop(words, 1 << 4 * words.itemsize - 1 if balanced else 0, high, low)
+        else:
+            super().halve(words, high, low, balanced=balanced)
 
     def cut_fields(self, words: Words, split: int, center: int, byte: Plane, others: Plane) -> None:
         """See `Loops.cut_fields`."""
-        _cutting(split)(words, center, byte, others)
+        if loop := self.get(_cutting, split):
+            loop(words, center, byte, others)
+        else:
+            super().cut_fields(words, split, center, byte, others)
 
     def count(self, plane: Plane) -> Counts:
         """See `Loops.count`."""
-        counts = np.zeros(256, np.intp)
-        _counting()(plane, counts)
-        return counts
+        if loop := self.get(_counting):
+            counts = np.zeros(256, np.intp)
+            loop(plane, counts)
+            return counts
+        return super().count(plane)
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
         """See `Loops.squeeze`."""
-        gaps, others = self.array(1, len(plane), "gaps"), self.array(1, len(plane), "others")
-        eights = np.ndarray(len(plane) // 8, "<u8", plane)
-        found = _squeezing(bits)(plane, eights, offset, common, gaps, others)
-        return gaps[:found], others[:found]
+        if loop := self.get(_squeezing, bits):
+            gaps, others = self.array(1, len(plane), "gaps"), self.array(1, len(plane), "others")
+            eights = np.ndarray(len(plane) // 8, "<u8", plane)
+            found = loop(plane, eights, offset, common, gaps, others)
+            return gaps[:found], others[:found]
+        return super().squeeze(plane, bits, offset, common)
 
     def unpack(self, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
         """See `Loops.unpack`."""
-        if not knows(plan.cut, onto=onto) or not is_ready(plan.cut.width):
-            return False
-        if not self._unpacking.unpack(plan, parts, words, onto=onto):
+        loop = self.get(unpacking, plan.cut.width) if knows(plan.cut, onto=onto) else None
+        if loop and not self._unpacking.unpack(loop, plan, parts, words, onto=onto):
             raise leads_out(min(len(words), BLOCK_WORDS))
-        return True
+        return loop is not None
 
 
 @cache

@@ -22,8 +22,6 @@ _SPLITS = (3, 7, WHOLE_BYTES)
 _COMMON, _GAPS, _OTHERS, _ROWS = range(8, 12)
 """The rows of memory behind those of the planes, for what a plane is squeezed to."""
 _DAMAGED = -1
-_READY: set[int] = set()
-_TURNS = ["the only one"]
 _INT, _BOOL = types.int64, types.boolean
 
 
@@ -44,15 +42,14 @@ class CompiledUnpacking:
         rows, kept = np.empty((_ROWS, BLOCK_WORDS), np.uint8), np.empty(2 * BLOCK_WORDS, np.uint8)
         self._memory = rows, kept, np.empty((2, BLOCK_WORDS), np.uint16)
 
-    def unpack(self, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
+    def unpack(self, loop: Loop, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
         """Fill words, or add to them, from the parts of all their blocks; false where gaps lead out of a plane.
 
-        The loop for them is ready, see `is_ready`.
+        The loop is that of `unpacking` for such words.
         """
         ways, cut = np.array([(way.bits, way.offset) for way in plan.ways], np.int64), plan.cut
         told = _Told(ways, cut.split, cut.center << EXPONENT, cut.kept, onto)
-        unpack = _unpacking(cut.width)
-        done: bool = unpack(parts.stored, parts.decoded, parts.table, told, *self._memory, words)
+        done: bool = loop(parts.stored, parts.decoded, parts.table, told, *self._memory, words)
         return done
 
 
@@ -61,23 +58,9 @@ def knows(cut: Cut, *, onto: bool) -> bool:
     return cut.width < 8 and cut.split in _SPLITS and (cut.width == 1 or cut.signed == onto)
 
 
-def is_ready(width: int) -> bool:
-    """Whether the loop for such words is compiled. One thread does that, for seconds; the others need not wait."""
-    if width not in _READY:
-        try:
-            turn = _TURNS.pop()  # atomic, where looking first would not be
-        except IndexError:
-            return False
-        try:
-            _unpacking(width)
-            _READY.add(width)
-        finally:
-            _TURNS.append(turn)
-    return True
-
-
 @cache
-def _unpacking(width: int) -> Loop:
+def unpacking(width: int) -> Loop:
+    """What joins words of a width."""
     make = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width]
     return compiled(make(), types.boolean(*_sources(3), *_memory(), given(width)))
 

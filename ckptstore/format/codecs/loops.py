@@ -7,6 +7,7 @@ numpy casts within an operation more slowly than before it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +21,22 @@ from ckptstore.format.codecs.words import Plane, Words, signed
 Places = npt.NDArray[np.intp]
 Array = Callable[[int, int, str], Words]
 """Memory that is used again for so many words of a width and for a use."""
+Get = Callable[..., Any]
+"""Gives what a function makes of arguments, or None when that is not there."""
 
 _SIGN_ALONE = WHOLE - 1
 
 
-class Loops:
-    """For one thread at a time."""
+def at_once(make: Callable[..., Any], *arguments: Any) -> Any:
+    """Who asks waits."""
+    return make(*arguments)
 
-    def __init__(self, array: Array) -> None:
-        self.array = array
+
+class Loops:
+    """For one thread at a time; `get` is how loops are got that take long to compile."""
+
+    def __init__(self, array: Array, get: Get = at_once) -> None:
+        self.array, self.get = array, get
 
     def halve(self, words: Words, high: Words, low: Words, *, balanced: bool) -> None:
         """Upper and lower halves of words; `balanced`: lower ones are signed, and the upper ones carry for them."""
