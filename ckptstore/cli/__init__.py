@@ -21,6 +21,7 @@ from ckptstore.cli.files import export_, import_
 from ckptstore.cli.history import log, restore, rm, show, steps, tag
 from ckptstore.cli.mending import repair
 from ckptstore.cli.pushing import push
+from ckptstore.cli.reading import read
 from ckptstore.cli.upkeep import init, migrate, rebuild, rekey, stats, verify
 
 __all__ = ["cli", "main"]
@@ -38,7 +39,7 @@ def cli() -> None:
 
 
 for _command in (
-    *(init, log, show, steps, ls, diff, tag, rm, restore, gc, verify, repair, stats),
+    *(init, log, show, steps, ls, read, diff, tag, rm, restore, gc, verify, repair, stats),
     *(push, export_, import_, migrate, rebuild, rekey, doctor, completion),
 ):
     cli.add_command(_command)
