@@ -20,6 +20,7 @@ from ckptstore.operations.gc import DEFAULT_GRACE, check_terms
 from ckptstore.operations.handles import CommitHandle
 from ckptstore.operations.paths import as_globs
 from ckptstore.operations.retention import KeepBest, KeepLast, Policy
+from ckptstore.progress import ProgressCallback
 from ckptstore.store import Store
 
 if TYPE_CHECKING:
@@ -199,8 +200,12 @@ class CheckpointManager:
         step: Ref | None = None,
         into: Mapping[str, Any] | None = None,
         *,
+        paths: str | Sequence[str] | None = None,
         strict: bool = True,
         allow_cast: bool = False,
+        skip_damaged: bool = False,
+        memory_budget_bytes: int | None = None,
+        progress: ProgressCallback | None = None,
     ) -> Any:
         """The state of a step, bit-exact: new, or loaded into live objects, as `Store.checkout` says.
 
@@ -208,19 +213,34 @@ class CheckpointManager:
             step: as for `Store.checkout`; by default the newest complete one, in a process group rank 0's: then all
                 ranks call this.
             into: an app state to be filled.
+            paths: see `Store.checkout`.
             strict: see `Store.checkout`.
             allow_cast: see `Store.checkout`.
+            skip_damaged: see `Store.checkout`.
+            memory_budget_bytes: see `Store.checkout`.
+            progress: see `Store.checkout`.
 
         Raises:
             StepNotFound: no such step, or none at all.
             StateMismatch: with `into`; nothing was changed.
+            PathNotFound, BudgetTooSmall, InvalidArgument: as for `Store.checkout`.
             CorruptData: stored bytes are damaged.
         """
         chosen = self._agreement.from_first(self._store.latest) if step is None else step
         if chosen is None:
             raise StepNotFound(f"run {self._store.run!r} of {self._store.url} has no step yet: ask latest_step() first")
-        options: dict[str, Any] = {"process_group": self._group, "allow_pickle": self._allow_pickle}
-        return self._store.checkout(chosen, into=into, strict=strict, allow_cast=allow_cast, **options)
+        return self._store.checkout(
+            chosen,
+            into=into,
+            paths=paths,
+            strict=strict,
+            allow_cast=allow_cast,
+            skip_damaged=skip_damaged,
+            allow_pickle=self._allow_pickle,
+            process_group=self._group,
+            memory_budget_bytes=memory_budget_bytes,
+            progress=progress,
+        )
 
     # inside
 

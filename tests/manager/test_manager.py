@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from inspect import signature
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +16,22 @@ from hypothesis import strategies as st
 
 import ckptstore
 from ckptstore import (
+    BudgetTooSmall,
     CheckpointManager,
+    CorruptData,
     InvalidArgument,
     KeepBest,
     KeepEvery,
     KeepIf,
     KeepLast,
+    PathNotFound,
     SaveIf,
+    StateMismatch,
     StepExists,
     StepNotFound,
     StorageError,
     StorageFull,
+    Store,
 )
 
 
@@ -93,6 +101,63 @@ def test_restore(store, state):
         assert float(target["w"][0]) == 0
         with pytest.raises(StepNotFound):
             manager.restore(9)
+
+
+def test_restore_of_a_part(store, state):
+    with CheckpointManager(store, 1, async_=False) as manager:
+        manager.save(0, {"model": state(), "step": 7})
+        assert list(manager.restore(paths="**/w")["model"]) == ["w"]
+        weight = torch.empty(5000)
+        target = {"model": {"w": weight}, "step": -1}
+        manager.restore(0, target, paths=["model"])
+        assert (float(weight[0]), target["step"]) == (0, -1)
+        with pytest.raises(PathNotFound, match="nearest: model"):
+            manager.restore(0, paths="modle")
+
+
+def test_restore_into_what_is_not_quite_alike(store, state):
+    with CheckpointManager(store, 1, async_=False) as manager:
+        manager.save(0, state())
+        target: dict[str, Any] = {"w": torch.ones(5000), "more": 1}
+        with pytest.raises(StateMismatch, match="more"):
+            manager.restore(into=target)
+        manager.restore(into=target, strict=False)
+        half = {"w": torch.ones(5000, dtype=torch.float16)}
+        with pytest.raises(StateMismatch, match="float16"):
+            manager.restore(into=half)
+        manager.restore(into=half, allow_cast=True)
+        assert not target["w"].any() and not half["w"].any()
+
+
+def test_restore_keeps_to_a_budget_and_tells_how_far_it_is(store, state):
+    with CheckpointManager(store, 1, async_=False) as manager:
+        manager.save(0, state())
+        target = {"w": torch.empty(10_000)[::2]}
+        with pytest.raises(BudgetTooSmall, match="budget of 100 bytes"):
+            manager.restore(into=target, memory_budget_bytes=100)
+        told: list[tuple[str, int, int]] = []
+        manager.restore(into=target, memory_budget_bytes=1 << 16, progress=lambda *it: told.append(it))
+        assert told[-1] == ("checkout", 20_000, 20_000)
+
+
+def test_restore_of_what_is_not_damaged(store, state):
+    with CheckpointManager(store, 1, async_=False) as manager:
+        manager.save(0, {"model": state(), "step": 7})
+        for pack in Path(store.url, "packs").rglob("*.pack"):
+            pack.write_bytes(bytes(pack.stat().st_size))
+        with pytest.raises(CorruptData):
+            manager.restore()
+        with pytest.warns(UserWarning, match="model/w"):
+            assert manager.restore(skip_damaged=True) == {"step": 7}
+        with pytest.raises(InvalidArgument, match="skip_damaged with into"):
+            manager.restore(into={"model": {"w": torch.empty(5000)}}, skip_damaged=True)
+
+
+def test_restore_has_the_options_of_a_checkout():
+    ours, theirs = (signature(it).parameters for it in (CheckpointManager.restore, Store.checkout))
+    known = {"allow_pickle", "process_group"}  # to the manager
+    assert [*ours] == [name for name in theirs if name not in known]
+    assert all(ours[name] == theirs[name] for name in ours if name not in {"self", "step", "into"})
 
 
 def test_pickles_are_an_option(store):
