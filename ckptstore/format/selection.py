@@ -107,6 +107,18 @@ def contiguous_span(shape: Index, start: Index, stop: Index) -> tuple[int, int] 
     return offset, count
 
 
+def contiguous_spans(shape: Index, start: Index, stop: Index) -> Iterator[tuple[int, int]]:
+    """First element and count of what lies together in a row-major array, of a box, in order."""
+    span = contiguous_span(shape, start, stop)
+    if span is not None:
+        yield span
+        return
+    dim = next(dim for dim, (low, high) in enumerate(zip(start, stop, strict=True)) if high - low > 1)
+    for at in range(start[dim], stop[dim]):
+        low, high = (*start[:dim], at, *start[dim + 1 :]), (*stop[:dim], at + 1, *stop[dim + 1 :])
+        yield from contiguous_spans(shape, low, high)
+
+
 def _sliced(item: slice, extent: int) -> range:
     try:
         chosen = range(extent)[item]

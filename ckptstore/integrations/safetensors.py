@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.errors import PathNotFound, StateError, StorageError
-from ckptstore.format.manifest import Entry, TensorEntry
-from ckptstore.integrations.named import entries_at, state_at
+from ckptstore.format.manifest import Entry, TensorEntry, entry_bytes
+from ckptstore.integrations.named import entries_at
 from ckptstore.integrations.new_files import new_file
-from ckptstore.integrations.safetensors_files import DTYPES, FORMAT, read_tensors
+from ckptstore.integrations.safetensors_files import DTYPES, FORMAT, PACKED, read_tensors
+from ckptstore.integrations.safetensors_layout import laid_out
 from ckptstore.integrations.safetensors_names import file_names, nested
 from ckptstore.operations.address import Ref
+from ckptstore.operations.pour import pour
 from ckptstore.operations.view import ManifestView
-from ckptstore.progress import ProgressCallback
+from ckptstore.progress import ProgressCallback, meter
 from ckptstore.state.paths import matches, segment
 from ckptstore.store import Store
 
 _HOLDABLE = frozenset(DTYPES.values())
+_PACKED = frozenset(DTYPES[code] for code in PACKED)
 _MOST_TOLD = 10
 _METADATA = "__metadata__"
 
@@ -39,7 +43,7 @@ def export_safetensors(
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
 ) -> None:
-    """Write the tensors of a commit to a file. Strides, requires_grad and Parameter-ness are lost.
+    """Write the tensors of a commit to a file, chunk by chunk. Strides, requires_grad and Parameter-ness are lost.
 
     Args:
         store: the store.
@@ -57,28 +61,22 @@ def export_safetensors(
         PathNotFound: a glob that selects nothing, or a name beneath which nothing is.
         StorageError, OSError: the file can not be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-    from torch import Tensor
-
-    from ckptstore.state.tensors import TensorLeaf
-    from ckptstore.state.tree import flatten
-
     view = store.manifest(step)
     names = _names(view, name, paths)
+    tied = _ties([names[path] for path in group if path in names] for group in view.manifest.aliases)
+    kept = {
+        path: entry
+        for path, entry in view.manifest.entries.items()
+        if isinstance(entry, TensorEntry) and path in names and names[path] not in tied
+    }
     with new_file(Path(file), overwrite=overwrite) as temporary:
-        state = state_at(store, view, name, paths, progress)
-        flat = flatten(state if name is None else {name: state})
-        tied = _ties([[names[path] for path in group] for group in flat.aliases])
-        tensors = {
-            names[path]: leaf.tensor.detach().contiguous()
-            for path, leaf in flat.leaves.items()
-            if isinstance(leaf, TensorLeaf) and isinstance(leaf.tensor, Tensor) and names[path] not in tied
-        }
-        try:
-            save_file(tensors, temporary, metadata={FORMAT: "pt", **tied})
-        except SafetensorError as error:
-            raise StorageError(f"cannot write {file}: {error}") from error
+        header, starts = laid_out({names[path]: entry for path, entry in kept.items()}, {FORMAT: "pt", **tied})
+        with temporary.open("r+b", buffering=0) as opened:
+            put = partial(_put, Path(file), opened.fileno())
+            put(0, 0, memoryview(header))
+            puts = {path: partial(put, starts[names[path]]) for path in kept}
+            advance = meter(progress, "checkout", sum(entry_bytes(entry) for entry in kept.values() if entry.chunks))
+            pour(store._parts, kept, puts, advance=advance)  # noqa: SLF001 - what it is made of
 
 
 def import_safetensors(
@@ -122,8 +120,21 @@ def _names(view: ManifestView, name: str | None, paths: str | Sequence[str] | No
 
 def _ties(groups: Iterable[Sequence[str]]) -> dict[str, str]:
     """Name → the one that it is tied to, and that the file holds. What is named "format" must be that one."""
-    kept = [(FORMAT if FORMAT in group else group[0], group) for group in groups]
+    kept = [(FORMAT if FORMAT in group else group[0], group) for group in groups if group]
     return {name: first for first, group in kept for name in group if name != first}
+
+
+def _put(file: Path, descriptor: int, start: int, at: int, data: memoryview) -> None:
+    """Write bytes that belong `at` so far behind `start`. Raises StorageError.
+
+    Not through a mapping: where no space can be reserved, a full disk would end the process with SIGBUS.
+    """
+    while len(data):
+        try:
+            written = os.pwrite(descriptor, data, start + at)
+        except OSError as error:
+            raise StorageError(f"cannot write {file}: {error}") from error
+        at, data = at + written, data[written:]
 
 
 def _check_holdable(view: ManifestView, entries: Mapping[str, Entry], names: Mapping[str, str]) -> None:
@@ -154,4 +165,6 @@ def _reason(path: str, name: str, entry: Entry, composite: Sequence[str]) -> str
         return "a numpy array"
     if entry.dtype not in _HOLDABLE:
         return f"dtype {entry.dtype}"
+    if entry.dtype in _PACKED and not entry.shape:
+        return f"a {entry.dtype} without dims"
     return "a part of a sparse or quantized tensor" if any(matches(path, outer) for outer in composite) else ""

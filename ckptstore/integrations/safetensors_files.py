@@ -19,26 +19,34 @@ FORMAT = "format"
 """What of a file's metadata names no tied tensor."""
 
 DTYPES = {
-    "BOOL": "bool",
-    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
-    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    "BF16": "bfloat16",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
     "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
+    "F32": "float32",
+    "U32": "uint32",
+    "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "U16": "uint16",
+    "I16": "int16",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I8": "int8",
+    "U8": "uint8",
     "F4": "float4_e2m1fn_x2",
+    "BOOL": "bool",
 }
-"""Their dtype → torch's."""
+"""Their dtype → torch's, in the order in which tensors lie in a file, so that all are aligned."""
+
+PACKED = {"F4": 2}
+"""Elements in one of torch's, where that has several."""
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-_PACKED = {"F4": 2}
-"""Elements in one of torch's, where that has several."""
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -112,7 +120,7 @@ def _tensors(files: CheckpointFiles, file: Path, there: str, opened: Any) -> Ite
         code, told = part.get_dtype(), tuple(part.get_shape())
         if code not in DTYPES:
             raise FormatError(f"{file}: {name!r} has the dtype {code}, which torch has not")
-        dtype, packed = torch_dtype(DTYPES[code]), _PACKED.get(code, 1)
+        dtype, packed = torch_dtype(DTYPES[code]), PACKED.get(code, 1)
         shape = tuple(told[:-1]) + tuple(extent // packed for extent in told[-1:])
         place = files.place(name, there, at, prod(told) * dtype.itemsize // packed)
         mapped = files.plain_tensor(place, dtype, shape)

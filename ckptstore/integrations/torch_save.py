@@ -26,7 +26,7 @@ def export_torch(
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
 ) -> None:
-    """Write the state of a commit to a file, as `torch.save` does.
+    """Write the state of a commit to a file, as `torch.save` does, which needs all of it in memory.
 
     Args:
         store: the store.

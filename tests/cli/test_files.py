@@ -190,13 +190,21 @@ def test_safetensors_refuses_what_it_cannot_hold(store):
             "array": torch.ones(3).numpy(),
             "wide": torch.ones(3, dtype=torch.complex128),
             "sparse": torch.eye(3).to_sparse(),
+            "half": torch.zeros(1, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[0],
             "fine": torch.ones(3),
         },
         step=0,
     )
     with pytest.raises(StateError) as caught:
         export_safetensors(store, 0, "out.safetensors")
-    for told in ("lr: a plain", "array: a numpy", "wide: dtype complex128", "sparse/indices: a part", "hold 5 "):
+    for told in (
+        "lr: a plain",
+        "array: a numpy",
+        "wide: dtype complex128",
+        "sparse/indices: a part",
+        "hold 6 ",
+        "half: a float4",
+    ):
         assert told in str(caught.value)
     assert "fine" not in str(caught.value) and os.listdir() == ["store"]
     export_safetensors(store, 0, "out.safetensors", paths=["fine"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.grid import Division, Grid, default_chunk_shape
-from ckptstore.format.selection import contiguous_span, everything, select
+from ckptstore.format.selection import contiguous_span, contiguous_spans, everything, select
 
 SHAPES = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 ITEMSIZES = st.sampled_from([1, 2, 4, 8, 16])
@@ -141,6 +141,8 @@ def test_contiguous_span(data):
     pairs = [sorted(data.draw(st.tuples(st.integers(0, e - 1), st.integers(1, e)))) for e in shape]
     start, stop = tuple(low for low, _ in pairs), tuple(max(high, low + 1) for low, high in pairs)
     places = np.arange(prod(shape)).reshape(shape)[tuple(map(slice, start, stop))].reshape(-1)
+    spans = list(contiguous_spans(shape, start, stop))
+    assert [place for first, count in spans for place in range(first, first + count)] == list(places)
     span = contiguous_span(shape, start, stop)
     if (np.diff(places) == 1).all():
         assert span == (places[0], len(places))

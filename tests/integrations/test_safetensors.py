@@ -6,16 +6,18 @@ import os
 import struct
 import subprocess
 import sys
+from glob import escape
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 
 import ckptstore
-from ckptstore.errors import CkptStoreError, FormatError, PathNotFound, StateError
+from ckptstore.errors import CkptStoreError, CorruptData, FormatError, PathNotFound, StateError
 from ckptstore.integrations.dcp_files import export_dcp, import_dcp
 from ckptstore.integrations.safetensors import export_safetensors, import_safetensors
 from ckptstore.integrations.torch_save import export_torch, import_torch
@@ -92,6 +94,40 @@ def test_a_state_comes_back_through_logical_paths(tmp_path_factory, state, name)
         assert not store.diff(1, 2).changes and store.find(2).leaves == made.leaves
 
 
+@settings(max_examples=100, suppress_health_check=list(HealthCheck), deadline=None)
+@given(st.dictionaries(NAMES | st.text(max_size=4), tensors(), max_size=6), st.integers(4096, 8192))
+def test_a_file_is_the_one_that_safetensors_writes(tmp_path_factory, state, chunk_bytes):
+    folder = tmp_path_factory.mktemp("files")
+    state["large"] = torch.arange(5000.0).view(2, 50, 50)
+    save_file(state, folder / "wanted", metadata={"format": "pt"})
+    turned = {name: t.movedim(0, -1).contiguous().movedim(-1, 0) if t.ndim else t for name, t in state.items()}
+    with ckptstore.open(folder / "store", chunk_bytes=chunk_bytes) as store:
+        store.commit({"model": state}, step=1)
+        store.commit({"model": turned}, step=2)
+        for step in (1, 2):
+            export_safetensors(store, step, folder / str(step), name="model")
+            assert (folder / str(step)).read_bytes() == (folder / "wanted").read_bytes()
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@given(st.dictionaries(NAMES.filter(bool), st.integers(0, 3), min_size=1, max_size=8), st.booleans())
+def test_ties_are_those_of_the_state(tmp_path_factory, which, part):
+    folder = tmp_path_factory.mktemp("files")
+    made = [torch.arange(2000.0), torch.ones(3), torch.empty(0, 2), torch.tensor(7)]
+    with ckptstore.open(folder / "store", chunk_bytes=4096) as store:
+        store.commit({"model": {name: made[number] for name, number in which.items()}}, step=1)
+        paths = [*store.manifest(1)][: 4 if part else 8]
+        export_safetensors(store, 1, folder / "out", paths=[*map(escape, paths)])
+        found = {path: store.read(1, path) for path in paths}
+    groups: dict[int, list[str]] = {}
+    for path, number in zip(paths, which.values(), strict=False):
+        groups.setdefault(number, []).append(path)
+    assert_same(in_order(load_file(folder / "out")), in_order({path: found[path] for path, *_ in groups.values()}))
+    with safe_open(folder / "out", "pt") as opened:
+        tied = {path: first for first, *others in groups.values() for path in others}
+        assert opened.metadata() == {"format": "pt"} | tied
+
+
 class Strange(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -157,6 +193,35 @@ def test_a_tie_named_as_an_entry_of_the_metadata(store):
     import_safetensors(store, "out", step=2)
     state = store.checkout(2)
     assert state["a"] is state["format"]
+
+
+def test_damaged_bytes_leave_no_file(store):
+    store.commit({"model": {"w": torch.arange(5000.0), "b": torch.ones(5000)}}, step=1)
+    for pack in Path("store").rglob("*.pack"):
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 1
+        pack.chmod(0o600)
+        pack.write_bytes(data)
+    Path("old").write_text("old")
+    for name in ("new", "old"):
+        with pytest.raises(CorruptData, match="model/w"):
+            export_safetensors(store, 1, name, overwrite=True)
+    assert sorted(os.listdir()) == ["old", "store"] and Path("old").read_text() == "old"
+
+
+@pytest.mark.parametrize("export", [export_safetensors])
+def test_an_export_tells_how_far_it_is(store, export):
+    store.commit({"model": {"w": torch.arange(5000.0), "b": torch.ones(5000), "s": torch.ones(2)}}, step=1)
+    told = []
+    export(store, 1, "out", progress=lambda *progress: told.append(progress))
+    assert told[-1] == ("checkout", 40_000, 40_000) and [done for _, done, _ in told] == sorted({it[1] for it in told})
+
+    def stop(*_):
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        export(store, 1, "other", progress=stop)
+    assert sorted(os.listdir()) == ["out", "store"]
 
 
 def test_leaves_beneath_a_name_can_be_chosen(store):
@@ -380,17 +445,37 @@ with ckptstore.open("store") as store:
     store.commit({"w": torch.ones(1)}, step=0)
     held = int(re.search("VmData:.*?([0-9]+)", open("/proc/self/status").read())[1]) << 10
     resource.setrlimit(resource.RLIMIT_DATA, (held + (256 << 20),) * 2)
-    MODULE.IMPORT(store, sys.argv[1], step=1)
+    MODULE.CALL
     print(store.find(1).logical_bytes)
 """
 
 
-def imported_within_limits(name, path):
-    """Bytes that were imported by a process that may take 256 MiB more of memory."""
-    script = LIMITED.replace("MODULE", name).replace("IMPORT", f"import_{name}")
+def done_within_limits(module, call, path):
+    """Bytes of the commit 1 that a process imports or exports that may take 256 MiB more of memory."""
+    script = LIMITED.replace("MODULE", module).replace("CALL", call)
     done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
+
+
+def imported_within_limits(name, path):
+    return done_within_limits(name, f"import_{name}(store, sys.argv[1], step=1)", path)
+
+
+def test_a_commit_larger_than_the_memory_that_may_be_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = large_state()
+    with ckptstore.open("store") as store:
+        store.commit({"model": state}, step=1)
+    call = "export_safetensors(store, 1, sys.argv[1], name='model')"
+    assert done_within_limits("safetensors", call, "out") == 1 << 29
+    assert all(tensor.equal(state[name]) for name, tensor in load_file("out").items())
+
+
+def large_state():
+    """512 MiB in an eighth of the memory."""
+    numbers = torch.arange(256, dtype=torch.uint8).repeat((1 << 18) + 1)
+    return {f"w{first}": numbers[first:][: 1 << 26] for first in range(8)}
 
 
 def test_a_file_larger_than_the_memory_that_may_be_taken(tmp_path, monkeypatch):
