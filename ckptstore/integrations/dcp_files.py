@@ -7,22 +7,29 @@ is one value.
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptstore.catalog.base import CommitRecord
-from ckptstore.errors import StateError, StorageError
+from ckptstore.errors import StateError
+from ckptstore.format.manifest import TensorEntry, entry_bytes
 from ckptstore.integrations.dcp_metadata import Keys, SavedBytes, SavedTensor, read_metadata
+from ckptstore.integrations.dcp_saving import Tensors, save_with
 from ckptstore.integrations.mapped import CheckpointFiles, Place, gathered
-from ckptstore.integrations.named import state_at
+from ckptstore.integrations.named import built_at, entries_at
 from ckptstore.integrations.new_files import new_folder
 from ckptstore.integrations.trees import tree
 from ckptstore.operations.address import Ref
-from ckptstore.progress import ProgressCallback
+from ckptstore.operations.load import load_arrays, load_values
+from ckptstore.operations.view import ManifestView
+from ckptstore.progress import ProgressCallback, meter
+from ckptstore.state.paths import split
 from ckptstore.state.pieces import PiecedTensor
 from ckptstore.store import Store
+
+_TAKEN_APART = frozenset({"dict", "OrderedDict", "defaultdict", "list"})
+"""Containers that DCP takes apart. What is in others is a part of one value for it."""
 
 
 def export_dcp(
@@ -35,6 +42,9 @@ def export_dcp(
     progress: ProgressCallback | None = None,
 ) -> None:
     """Write the state of a commit to a folder, as `torch.distributed.checkpoint.save` does in one process.
+
+    Tensors are read when they are written, for one file of some 64 MiB, with whole tensors, after the other. What DCP
+    takes for one value, as a tuple with tensors or a numpy array, is held all the while.
 
     Args:
         store: the store.
@@ -53,10 +63,10 @@ def export_dcp(
     """
     with new_folder(Path(folder)) as temporary:
         view = store.manifest(step)
-        state = state_at(store, view, name, paths, progress)
+        tensors, state = _with_forms(store, view, name, paths, progress)
         if not isinstance(state, dict):
             raise StateError(f"cannot write {view.name} to {folder} with DCP: at the name {name!r} is no dict")
-        _save(state, temporary, f"{view.name} to {folder}")
+        save_with(tensors, state, temporary, f"{view.name} to {folder}")
 
 
 def import_dcp(
@@ -89,6 +99,37 @@ def import_dcp(
     return store.commit(named, step=step, allow_pickle=allow_pickle, progress=progress)
 
 
+def _with_forms(
+    store: Store,
+    view: ManifestView,
+    name: str | None,
+    paths: str | Sequence[str] | None,
+    progress: ProgressCallback | None,
+) -> tuple[Tensors, Any]:
+    """A state of which DCP is to ask for tensors when it writes them; what else it has is loaded."""
+    chunks, manifest = store._parts, view.manifest  # noqa: SLF001 - what it is made of
+    entries = entries_at(view, name, paths)
+    arrays = {path: entry for path, entry in entries.items() if isinstance(entry, TensorEntry)}
+    apart = {path for path, container in manifest.containers.items() if container.kind in _TAKEN_APART}
+    asked = {
+        path: entry for path, entry in arrays.items() if entry.library == "torch" and apart.issuperset(_above(path))
+    }
+    others = {path: entry for path, entry in arrays.items() if path not in asked}
+    sizes = {path: entry_bytes(entry) for path, entry in arrays.items() if entry.chunks}
+    advance = meter(progress, "checkout", sum(sizes.values()))
+    tensors = Tensors(chunks, asked, advance)
+    leaves = load_values(chunks, entries, allow_pickle=False, budget=None)
+    leaves |= load_arrays(chunks, others, {}, same=manifest.aliases, budget=None)
+    advance(sum(sizes.get(path, 0) for path in others))
+    return tensors, built_at(view, name, paths, leaves | tensors.forms)
+
+
+def _above(path: str) -> Iterator[str]:
+    """The containers that a leaf is in."""
+    parts = split(path)
+    return ("/".join(parts[:depth]) for depth in range(len(parts)))
+
+
 def _read(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
     saved = read_metadata(folder, allow_pickle=allow_pickle)
     files = CheckpointFiles(folder, allow_pickle=allow_pickle)
@@ -109,18 +150,3 @@ def _tensor(files: CheckpointFiles, saved: SavedTensor, folder: Path, name: str)
 
 def _place(files: CheckpointFiles, saved: SavedBytes, name: str) -> Place:
     return files.place(name, saved.relative_path, saved.offset, saved.length)
-
-
-def _save(state: dict[str, Any], folder: Path, told: str) -> None:
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that this is one process
-            save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
-    except CheckpointException as error:
-        cause = next((failure for failure, _ in error.failures.values()), error)
-        kind = StorageError if isinstance(cause, OSError) else StateError
-        raise kind(f"cannot write {told} with DCP: {cause}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from glob import escape
 from typing import Any
 
@@ -12,6 +12,7 @@ from ckptstore.operations.paths import as_globs, chosen, require_matches
 from ckptstore.operations.view import ManifestView
 from ckptstore.progress import ProgressCallback
 from ckptstore.state.paths import segment
+from ckptstore.state.tree import narrow, unflatten
 from ckptstore.store import Store
 
 
@@ -41,8 +42,22 @@ def state_at(
     progress: ProgressCallback | None,
 ) -> Any:
     """That part of the state of a commit; see `entries_at`."""
+    globs = _globs(view, name, paths)
+    return _at(name, store.checkout(view.commit, paths=globs, progress=progress))
+
+
+def built_at(view: ManifestView, name: str | None, paths: str | Sequence[str] | None, leaves: Mapping[str, Any]) -> Any:
+    """The same, of leaves that are there already."""
+    globs, containers = _globs(view, name, paths), view.manifest.containers
+    return _at(name, unflatten(containers if globs is None else narrow(containers, globs), leaves))
+
+
+def _globs(view: ManifestView, name: str | None, paths: str | Sequence[str] | None) -> Sequence[str] | None:
     found = entries_at(view, name, paths)
     if name is None:
-        return store.checkout(view.commit, paths=paths, progress=progress)
-    globs = [segment(name)] if paths is None else [*found]
-    return store.checkout(view.commit, paths=[*map(escape, globs)], progress=progress)[name]
+        return as_globs(paths)
+    return [*map(escape, [segment(name)] if paths is None else found)]
+
+
+def _at(name: str | None, state: Any) -> Any:
+    return state if name is None else state[name]

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties as OldProperties
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
@@ -26,13 +28,23 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import ckptstore
-from ckptstore.errors import CkptStoreError, Conflict, FormatError, StateError, StepExists
+from ckptstore.errors import (
+    CkptStoreError,
+    Conflict,
+    CorruptData,
+    FormatError,
+    StateError,
+    StepExists,
+    StorageError,
+)
 from ckptstore.format.manifest import Container, Entry, Manifest, ValueEntry
+from ckptstore.integrations import dcp_saving
 from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.integrations.dcp_files import export_dcp, import_dcp
 from ckptstore.operations.renumbering import renumbered
 from ckptstore.state.paths import segment
 from ckptstore.testing.equality import assert_same
+from ckptstore.testing.states import STATES
 
 SHARDED = Path(__file__).parent / "sharded"
 STATE = runpy.run_path(str(SHARDED / "make.py"))["state"]
@@ -370,6 +382,68 @@ def test_export(store):
     dcp_load(target, storage_reader=FileSystemReader("out"), no_dist=True)
     wanted = {name: state[name] for name in target}
     assert_same(target, wanted | {"turned": state["turned"].contiguous()})
+
+
+def files_of(folder):
+    """What is in a checkpoint's files, and what DCP says of it; None when there is none."""
+    if not folder.exists():
+        return None
+    told = FileSystemReader(folder).read_metadata()
+    data = {file.name: file.read_bytes() for file in folder.glob("*.distcp")}
+    return told.state_dict_metadata, told.planner_data, told.storage_data, data
+
+
+def saved_or_not(save, *arguments):
+    try:
+        save(*arguments)
+    except (CheckpointException, StateError) as error:
+        return error
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about sparse and quantised tensors
+@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+@given(STATES)
+def test_an_export_is_what_dcp_saves_of_a_checkout(tmp_path_factory, state):
+    folder = tmp_path_factory.mktemp("files")
+    with ckptstore.open(folder / "store", chunk_bytes=4096) as store:
+        store.commit(state | {"last": 1, "more": [torch.ones(2, 3).t(), (torch.ones(300),) * 2]}, step=1)
+        refused = saved_or_not(save, store.checkout(1), folder / "wanted")
+        assert (saved_or_not(export_dcp, store, 1, folder / "out") is None) == (refused is None)
+    assert refused or files_of(folder / "out") == files_of(folder / "wanted")
+
+
+def test_an_export_of_several_files(store, monkeypatch):
+    monkeypatch.setattr(dcp_saving, "_FILE_BYTES", 5000)
+    weights = [torch.arange(count * 1.0) for count in (10, 2000, 0, 1200, 3)]
+    state = {"w": weights, "pair": (torch.ones(900), 5), "n": 7}
+    store.commit(state, step=1)
+    export_dcp(store, 1, "out")
+    assert sorted(file.name for file in Path("out").iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    target = {"w": [torch.zeros_like(tensor) for tensor in weights], "pair": None, "n": 0}
+    dcp_load(target, storage_reader=FileSystemReader("out"), no_dist=True)
+    assert_same(target, state)
+    import_dcp(store, "out", step=2)
+    assert_same(store.checkout(2), state)
+
+
+def test_what_ends_an_export_is_told_as_it_is(store, monkeypatch):
+    store.commit({"w": torch.arange(5000.0)}, step=1)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(torch, "save", lambda *_, **__: _raise(KeyboardInterrupt()))
+        export_dcp(store, 1, "out")
+    with monkeypatch.context() as patched, pytest.raises(StorageError, match="No space"):
+        patched.setattr(torch, "save", lambda *_, **__: _raise(OSError(28, "No space left on device")))
+        export_dcp(store, 1, "out")
+    (pack,) = Path("store").rglob("*.pack")
+    pack.chmod(0o600)
+    pack.write_bytes(bytes(pack.stat().st_size))
+    with pytest.raises(CorruptData, match=r"w: .*damaged"):
+        export_dcp(store, 1, "out")
+    assert os.listdir() == ["store"]
+
+
+def _raise(error):
+    raise error
 
 
 def test_export_and_import_again(store):

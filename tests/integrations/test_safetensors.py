@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import filecmp
 import json
 import math
 import os
@@ -106,7 +107,7 @@ def test_a_file_is_the_one_that_safetensors_writes(tmp_path_factory, state, chun
         store.commit({"model": turned}, step=2)
         for step in (1, 2):
             export_safetensors(store, step, folder / str(step), name="model")
-            assert (folder / str(step)).read_bytes() == (folder / "wanted").read_bytes()
+            assert filecmp.cmp(folder / str(step), folder / "wanted", shallow=False)
 
 
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
@@ -209,7 +210,7 @@ def test_damaged_bytes_leave_no_file(store):
     assert sorted(os.listdir()) == ["old", "store"] and Path("old").read_text() == "old"
 
 
-@pytest.mark.parametrize("export", [export_safetensors])
+@pytest.mark.parametrize("export", [export_safetensors, export_dcp])
 def test_an_export_tells_how_far_it_is(store, export):
     store.commit({"model": {"w": torch.arange(5000.0), "b": torch.ones(5000), "s": torch.ones(2)}}, step=1)
     told = []
@@ -470,6 +471,16 @@ def test_a_commit_larger_than_the_memory_that_may_be_taken(tmp_path, monkeypatch
     call = "export_safetensors(store, 1, sys.argv[1], name='model')"
     assert done_within_limits("safetensors", call, "out") == 1 << 29
     assert all(tensor.equal(state[name]) for name, tensor in load_file("out").items())
+
+
+def test_a_commit_larger_than_the_memory_that_may_be_taken_for_dcp(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = large_state()
+    with ckptstore.open("store") as store:
+        store.commit({"model": state}, step=1)
+        assert done_within_limits("dcp_files", "export_dcp(store, 1, sys.argv[1])", "out") == 1 << 29
+        import_dcp(store, "out", step=2)
+        assert not store.diff(1, 2).changes
 
 
 def large_state():
