@@ -56,7 +56,8 @@ def export_safetensors(
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
-        StateError: there are leaves that a safetensors file can not hold, or two of one name; names them.
+        StateError: there are leaves that a safetensors file can not hold, or two of one name, and names them; or more
+            names than fit into a file.
         Conflict: the file exists.
         PathNotFound: a glob that selects nothing, or a name beneath which nothing is.
         StorageError, OSError: the file can not be written.

@@ -172,6 +172,15 @@ def test_two_leaves_of_one_name(store):
     assert load_file("out")["a.b"].item() == 0.0
 
 
+def test_more_names_than_a_file_can_hold(store):
+    store.commit({"model": {f"{number:02}{'x' * 1_000_000}": torch.zeros(1) for number in range(100)}}, step=1)
+    with pytest.raises(StateError, match=r"100,\d{3},\d{3} bytes .* 100,000,000"):
+        export_safetensors(store, 1, "out", name="model")
+    assert os.listdir() == ["store"]
+    export_safetensors(store, 1, "out", name="model", paths="model/0*")
+    assert len(load_file("out")) == 10
+
+
 def test_a_model_with_ties(store):
     model, other = (
         torch.nn.ModuleDict({"in": torch.nn.Embedding(5, 3), "out": torch.nn.Linear(3, 5)}) for _ in range(2)
