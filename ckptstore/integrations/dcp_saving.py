@@ -67,8 +67,16 @@ def save_with(tensors: Tensors, state: dict[str, Any], folder: Path, told: str) 
         cause = next((failure for failure, _ in error.failures.values()), error)
         if cause is tensors.failure or isinstance(cause, KeyboardInterrupt):
             raise cause from None
-        kind = StorageError if isinstance(cause, OSError) else StateError
-        raise kind(f"cannot write {told} with DCP: {cause}") from error
+        refused = _refused(cause)
+        kind = StorageError if refused else StateError
+        raise kind(f"cannot write {told} with DCP: {refused or cause}") from error
+
+
+def _refused(error: BaseException | None) -> OSError | None:
+    """What the operating system refused, and torch fails to end its file behind."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
 
 
 class _Planner(DefaultSavePlanner):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import resource
 import runpy
 import shutil
 import zipfile
@@ -444,6 +445,18 @@ def test_what_ends_an_export_is_told_as_it_is(store, monkeypatch):
 
 def _raise(error):
     raise error
+
+
+def test_a_file_that_may_not_grow(store):
+    store.commit({"w": torch.ones(1 << 20)}, step=1)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, most[1]))
+    try:
+        with pytest.raises(StorageError, match=r"cannot write main@1 to out with DCP: .*File too large"):
+            export_dcp(store, 1, "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert os.listdir() == ["store"]
 
 
 def test_export_and_import_again(store):
