@@ -59,7 +59,7 @@ class Later:
             try:
                 self._made[key] = make(*arguments)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it, there is another way
-                warnings.warn(f"{self._what} does not work, codecs go on without it: {error!r}", stacklevel=2)
+                warnings.warn(f"{self._what} does not work, codecs go on without it: {error!r}", stacklevel=1)
 
 
 LOOPS = Later("numba")
