@@ -20,7 +20,7 @@ from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.chunkstore.writer import ChunkWriter
 from ckptstore.format import document
 from ckptstore.format.codecs import Level
-from ckptstore.format.codecs.tools import compile_by
+from ckptstore.format.codecs.making import MAKING
 from ckptstore.format.digests import Digest, digest_named
 from ckptstore.format.document import Document
 from ckptstore.format.sealing import Sealer
@@ -45,7 +45,7 @@ class ChunkStore:
     payloads: Payloads = field(init=False)
 
     def __post_init__(self) -> None:
-        compile_by(LOOPS.get)
+        MAKING.get = LOOPS.get
         key = None if self.sealer is None else self.sealer.derive("digests")
         object.__setattr__(self, "pace", Pace(far="://" in self.storage.url))
         sectors = SECTORS in self.config.requires_write

@@ -13,6 +13,7 @@ import ckptstore
 from ckptstore.chunkstore import store
 from ckptstore.chunkstore.later import Later
 from ckptstore.format.codecs import tools
+from ckptstore.format.codecs.making import MAKING
 from ckptstore.format.codecs.pool import Pool
 
 
@@ -113,7 +114,7 @@ def test_commits_and_checkouts_do_not_wait_for_numba(tmp_path, monkeypatch):
     later, slow = Later("this"), Slow()
     monkeypatch.setattr(tools, "_PATIENCE", 0)
     monkeypatch.setattr(tools, "_POOL", Pool(tools.Tools))
-    monkeypatch.setattr(tools._COMPILING, "get", None)  # set by the store
+    monkeypatch.setattr(MAKING, "get", None)  # set by the store
     monkeypatch.setattr(store, "LOOPS", SimpleNamespace(get=lambda make, *arguments: later.get(slow, make, *arguments)))
     weights = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0)) / 50
     with ckptstore.open(tmp_path / "store", compression="fast") as opened:

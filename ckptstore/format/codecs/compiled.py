@@ -10,7 +10,8 @@ from numba import types
 from ckptstore.format.codecs.compiled_unpacking import CompiledUnpacking, knows, unpacking
 from ckptstore.format.codecs.compiling import Loop, compiled, given, kind, read
 from ckptstore.format.codecs.layout import Plan
-from ckptstore.format.codecs.loops import Array, Get, Loops, at_once, leads_out
+from ckptstore.format.codecs.loops import Array, Loops, leads_out
+from ckptstore.format.codecs.making import Get, at_once
 from ckptstore.format.codecs.parts import Parts
 from ckptstore.format.codecs.squeezing import FAR, POWERS, Counts, per_byte
 from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type

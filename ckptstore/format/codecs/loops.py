@@ -7,13 +7,13 @@ numpy casts within an operation more slowly than before it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.layout import Plan
+from ckptstore.format.codecs.making import Get, at_once
 from ckptstore.format.codecs.parts import Parts
 from ckptstore.format.codecs.squeezing import FAR, HOPS, POWERS, STEPS, WHOLE, Counts, per_byte
 from ckptstore.format.codecs.words import Plane, Words, signed
@@ -21,15 +21,8 @@ from ckptstore.format.codecs.words import Plane, Words, signed
 Places = npt.NDArray[np.intp]
 Array = Callable[[int, int, str], Words]
 """Memory that is used again for so many words of a width and for a use."""
-Get = Callable[..., Any]
-"""Gives what a function makes of arguments, or None when that is not there."""
 
 _SIGN_ALONE = WHOLE - 1
-
-
-def at_once(make: Callable[..., Any], *arguments: Any) -> Any:
-    """Who asks waits."""
-    return make(*arguments)
 
 
 class Loops:

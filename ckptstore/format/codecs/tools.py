@@ -9,14 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
 import numpy as np
 
 from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
-from ckptstore.format.codecs.loops import Get, Loops, at_once
+from ckptstore.format.codecs.loops import Loops
+from ckptstore.format.codecs.making import MAKING
 from ckptstore.format.codecs.pool import Pool
 from ckptstore.format.codecs.words import BLOCK_WORDS, Words, word_type
 
@@ -39,19 +39,8 @@ class Tools:
         return self._arrays[width, use][:count]
 
 
-@dataclass
-class _Compiling:
-    get: Get = at_once
-
-
 _POOL = Pool(Tools)
-_COMPILING = _Compiling()
 _USES = count()
-
-
-def compile_by(get: Get) -> None:
-    """From now on others compile the loops, and give None while these are not there; by default those who code wait."""
-    _COMPILING.get = get
 
 
 @cache
@@ -72,5 +61,5 @@ def borrowed() -> Iterator[Tools]:
     """A set that nobody else uses meanwhile."""
     with _POOL.borrowed() as taken:
         if next(_USES) >= _PATIENCE and type(taken.loops) is not fastest_loops():
-            taken.loops = fastest_loops()(taken.array, _COMPILING.get)
+            taken.loops = fastest_loops()(taken.array, MAKING.get)
         yield taken
