@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptstore.errors import CorruptData
+from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Rounding
 from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.squeezing import NARROW, best_offset, per_byte, symbols_of
@@ -112,6 +113,21 @@ def test_gaps_that_lead_out_of_a_plane_are_damage(loops, bits, gaps):
     common, others, padded = (np.zeros(size, np.uint8) for size in (symbols_of(10, bits), len(gaps), 12))
     with pytest.raises(CorruptData, match="10 bytes"):
         loops.spread(common, bits, 0, np.array(gaps, np.uint8), others, padded, 10)
+
+
+@given(SIZES, SEEDS, st.sampled_from(Kind), st.sampled_from(Number), st.sampled_from(Rounding), st.data())
+def test_adams_arithmetic_gives_the_same_bits(count, seed, kind, number, rounding, data):
+    usual = {Kind.WEIGHT: (0.99999, -1e-3, 0.7, 1e-8), Kind.SECOND: (0.9, 0.999)}[kind]
+    coefficients = data.draw(st.just(usual) | st.tuples(*[st.floats()] * len(usual)))
+    prediction = Prediction(kind, number, rounding, coefficients)
+    bases = [unaligned(noise(count, number.width, seed + place)) for place in range(3)]
+    near_one = word_type(number.width).type(0x3F80 << 8 * (number.width - 2))
+    if data.draw(st.booleans()):  # as trained numbers are; otherwise any bits, among them no numbers
+        bases = [unaligned((base >> base.dtype.type(4)) ^ near_one) for base in bases]
+    for loops in ALL:
+        words = np.empty(count, word_type(number.width))
+        loops.predict(prediction, bases, words)
+        assert np.array_equal(words, prediction.words(bases))
 
 
 CODE = """

@@ -22,7 +22,7 @@ from ckptstore.format.codecs.delta import differences
 from ckptstore.format.codecs.layout import Block, Plan, blocks_of
 from ckptstore.format.codecs.packing import pack
 from ckptstore.format.codecs.planning import planned
-from ckptstore.format.codecs.tools import Tools
+from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.unpacking import Unpacking
 from ckptstore.format.codecs.words import Words, sampled, words_of
 
@@ -72,8 +72,9 @@ class Adam:
         if unpacking.width != prediction.number.width:
             raise CorruptData("an adam payload holds differences of another width than its numbers")
         words, _ = words_of(out, unpacking.width)
-        for where in blocks_of(len(words)):
-            words[where] = _predicted(prediction, bases, where)
+        with borrowed() as tools:
+            for where in blocks_of(len(words)):
+                tools.loops.predict(prediction, _blocks(prediction, bases, where), words[where])
         unpacking.run(onto=True)
 
 
@@ -104,11 +105,12 @@ def _encoded(plan: Plan, prediction: Prediction, raw: memoryview, bases: Sequenc
 
     def missed(where: Block, tools: Tools) -> Words:
         found = tools.array(words.itemsize, where.stop - where.start, "block")
-        return np.subtract(words[where], _predicted(prediction, bases, where), out=found)
+        tools.loops.predict(prediction, _blocks(prediction, bases, where), found)
+        return np.subtract(words[where], found, out=found)
 
     fields = prediction.kind, prediction.number, prediction.rounding, *prediction.coefficients
     return _HEADERS[prediction.kind].pack(*fields) + pack(plan, len(words), missed, tail)
 
 
-def _predicted(prediction: Prediction, bases: Sequence[memoryview], where: Block) -> Words:
-    return prediction.words([words_of(base, prediction.number.width)[0][where] for base in bases])
+def _blocks(prediction: Prediction, bases: Sequence[memoryview], where: Block) -> list[Words]:
+    return [words_of(base, prediction.number.width)[0][where] for base in bases]

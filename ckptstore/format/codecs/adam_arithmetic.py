@@ -18,7 +18,7 @@ from ckptstore.format.codecs.words import Words
 
 Floats = NDArray[np.float32]
 
-_SMALL = 2.0**-50
+SMALL = 2.0**-50
 """Below this weights are small, and second moments below its square."""
 _FACTORS = (2.0**-50, 2.0**50)
 _BETAS = (2.0**-26, 1 - 2.0**-26)
@@ -70,33 +70,48 @@ class Prediction:
         low, high = _FACTORS if self.kind is Kind.WEIGHT else _BETAS
         return all(low <= abs(value) <= high for value in self.coefficients)
 
+    @property
+    def factors(self) -> list[np.float32]:
+        """What the numbers are multiplied with, or divided by, or what is added to them."""
+        factors = self.coefficients
+        if self.kind is Kind.SECOND:
+            beta1, beta2 = self.coefficients
+            factors = beta2, 1 - beta1, 1 - beta2
+        with np.errstate(over="ignore"):
+            return [np.float32(value) for value in factors]
+
+    @property
+    def least(self) -> np.float32:
+        """Below this, the old word itself is predicted."""
+        return np.float32(SMALL if self.kind is Kind.WEIGHT else SMALL**2)
+
     def words(self, bases: Sequence[Words]) -> Words:
         """The predicted words, which may be altered."""
         narrow = _NARROW[self.number]
         between = narrow if self.rounding is Rounding.EACH else _same
-        formula, least = (_weight, _SMALL) if self.kind is Kind.WEIGHT else (_second, _SMALL**2)
+        formula = _weight if self.kind is Kind.WEIGHT else _second
         with np.errstate(all="ignore"):
-            found = narrow(formula(self.coefficients, [_wide(base) for base in bases], between))
-            sure = np.abs(found) >= np.float32(least)
+            found = narrow(formula(self.factors, [_wide(base) for base in bases], between))
+            sure = np.abs(found) >= self.least
         words = found.view(np.uint32)
         if self.number is Number.BFLOAT16:
             words = (words >> np.uint32(16)).astype(np.uint16)
         return words if sure.all() else np.where(sure, words, bases[0])
 
 
-def _weight(coefficients: Sequence[float], bases: Sequence[Floats], narrow: Callable[[Floats], Floats]) -> Floats:
-    kept, size, root, eps = map(np.float32, coefficients)
+def _weight(factors: Sequence[np.float32], bases: Sequence[Floats], narrow: Callable[[Floats], Floats]) -> Floats:
+    kept, size, root, eps = factors
     old, first, second = bases
-    second = second * (second >= np.float32(_SMALL**2))
+    second = second * (second >= np.float32(SMALL**2))
     divisor = narrow(narrow(narrow(np.sqrt(second)) / root) + eps)
     return narrow(old * kept) + size * first / divisor
 
 
-def _second(coefficients: Sequence[float], bases: Sequence[Floats], narrow: Callable[[Floats], Floats]) -> Floats:
-    beta1, beta2 = coefficients
+def _second(factors: Sequence[np.float32], bases: Sequence[Floats], narrow: Callable[[Floats], Floats]) -> Floats:
+    kept, share, added = factors
     old, before, after = bases
-    gradient = (after - before) / np.float32(1 - beta1) + before
-    return narrow(old * np.float32(beta2)) + np.float32(1 - beta2) * gradient * gradient
+    gradient = (after - before) / share + before
+    return narrow(old * kept) + added * gradient * gradient
 
 
 def _wide(words: Words) -> Floats:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 from numba import types
 
+from ckptstore.format.codecs.adam_arithmetic import Prediction
+from ckptstore.format.codecs.compiled_adam import predicting
 from ckptstore.format.codecs.compiled_unpacking import CompiledUnpacking, knows, unpacking
 from ckptstore.format.codecs.compiling import Loop, compiled, given, kind, read
 from ckptstore.format.codecs.layout import Plan
@@ -66,6 +69,13 @@ class CompiledLoops(Loops):
         if loop and not self._unpacking.unpack(loop, plan, parts, words, onto=onto):
             raise leads_out(min(len(words), BLOCK_WORDS))
         return loop is not None
+
+    def predict(self, prediction: Prediction, bases: Sequence[Words], words: Words) -> None:
+        """See `Loops.predict`."""
+        if loop := self.get(predicting, prediction.kind, prediction.number, prediction.rounding):
+            loop(*bases, *prediction.factors, prediction.least, words)
+        else:
+            super().predict(prediction, bases, words)
 
 
 @cache

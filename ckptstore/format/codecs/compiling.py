@@ -22,8 +22,11 @@ _WITHOUT_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapp
 
 
 def compiled(loop: Loop, signature: Any) -> Loop:
-    """Without Python's lock. Not kept on disk: numba's cache mixes up variants that several processes store at once."""
-    made: Loop = numba.njit(signature, nogil=True)(loop)
+    """Without Python's lock, and what is divided by zero is as numpy has it.
+
+    Not kept on disk: numba's cache mixes up variants that several processes store at once.
+    """
+    made: Loop = numba.njit(signature, nogil=True, error_model="numpy")(loop)
     return made
 
 

@@ -6,12 +6,13 @@ numpy casts within an operation more slowly than before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ckptstore.errors import CorruptData
+from ckptstore.format.codecs.adam_arithmetic import Prediction
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.making import Get, at_once
 from ckptstore.format.codecs.parts import Parts
@@ -110,6 +111,10 @@ class Loops:
                 np.multiply(spare, 1 << bits * place, out=spare)  # a shift to the left is slower on bytes
                 np.bitwise_or(common, spare, out=common)
         return gaps, plane[where]
+
+    def predict(self, prediction: Prediction, bases: Sequence[Words], words: Words) -> None:
+        """Fill words with what Adam made of the bases."""
+        words[:] = prediction.words(bases)
 
     def spread(
         self, common: Plane, bits: int, offset: int, gaps: Plane, others: Plane, padded: Plane, count: int
