@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore.encoding import Encoder, Made, NewChunk, Piece, unwritten
 from ckptstore.chunkstore.needs import Way
-from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import Effort
 from ckptstore.format.codecs.base import NoGain
 from ckptstore.format.manifest import split_digests
 
-_DEEPEST = 4
-"""How many chunks may rest on each other, one below the other."""
+_LONGEST = 2
+"""How many times in a row a chunk may be what was made of the one before it: readers decode all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +30,14 @@ class Derivation:
     newer: Mapping[bytes, memoryview]
     below: Sequence[ChunkLocation]
 
-    def encode(
-        self, digest: bytes, piece: Piece, raw: Callable[[Sequence[bytes]], list[memoryview]]
-    ) -> NewChunk | None:
-        """The chunk, when its codec finds it to be what it should be."""
+    def encode(self, digest: bytes, piece: Piece, older: Mapping[bytes, memoryview]) -> NewChunk | None:
+        """The chunk, when its codec finds it to be what it should be; `older` has the bytes of what is not damaged."""
+        if not all(base in older for base in self.made.older):
+            return None
         try:
-            bases = [*raw(self.made.older), *self.newer.values()]
+            bases = [*(older[base] for base in self.made.older), *self.newer.values()]
             payload = self.made.codec.encode(piece.data, piece.form, bases)
-        except (NoGain, CorruptData):  # damage is for verify to tell; nothing shall rest on it
+        except NoGain:
             return None
         rests_on = b"".join([*self.made.older, *self.newer])
         return NewChunk(digest, self.made.codec.number, payload, len(piece.data), rests_on, self.below)
@@ -97,7 +96,9 @@ def encode(
     derived: Mapping[bytes, Derivation],
 ) -> list[NewChunk]:
     """Each chunk as what it was made of, or else as the encoder does it."""
-    known = {digest: derived[digest].encode(digest, piece, encoder.raw) for digest, piece in group if digest in derived}
+    found = {digest: derived[digest] for digest, _ in group if digest in derived}
+    older = encoder.read({base for each in found.values() for base in each.made.older})
+    known = {digest: found[digest].encode(digest, piece, older) for digest, piece in group if digest in found}
     others = [(digest, piece) for digest, piece in group if known.get(digest) is None]
     rest = iter(encoder.encode(others, effort, near))
     return [known.get(digest) or next(rest) for digest, _ in group]
@@ -112,7 +113,7 @@ def _derivation(
         return None  # chunks that are alike, such as zeros
     if not all(name in fresh for name in newer) or not all(name in pinned for name in made.older):
         return None
-    if _depth(made.older, pinned) >= _DEEPEST:
+    if _steps(made.older[0], pinned) >= _LONGEST:
         return None
     return Derivation(made, {name: fresh[name].data for name in newer}, _below(made.older, pinned))
 
@@ -126,5 +127,9 @@ def _below(digests: Iterable[bytes], pinned: Mapping[bytes, ChunkLocation]) -> l
     return list(found.values())
 
 
-def _depth(digests: Iterable[bytes], pinned: Mapping[bytes, ChunkLocation]) -> int:
-    return max((1 + _depth(pinned[digest].bases, pinned) for digest in digests if pinned[digest].base), default=0)
+def _steps(digest: bytes, pinned: Mapping[bytes, ChunkLocation]) -> int:
+    """How many times in a row a chunk was made of what it was before; a difference is none of them."""
+    count = 0
+    while len(pinned[digest].bases) > 1:
+        count, digest = count + 1, pinned[digest].bases[0]
+    return count

@@ -121,7 +121,7 @@ class Encoder:
         self, group: Sequence[tuple[bytes, Piece]], effort: Effort, near: Mapping[bytes, ChunkLocation]
     ) -> list[NewChunk]:
         """Each chunk, on what it may rest or whole, whatever is smaller."""
-        bases = self._read({near[digest].digest for digest, _ in group if digest in near})
+        bases = self.read({near[digest].digest for digest, _ in group if digest in near})
         found = []
         for digest, piece in group:
             base = near.get(digest)
@@ -130,7 +130,8 @@ class Encoder:
             found.append(chunk._replace(base=base.digest, below=[base]) if base and made.uses_base else chunk)
         return found
 
-    def _read(self, digests: set[bytes]) -> dict[bytes, memoryview]:
+    def read(self, digests: set[bytes]) -> dict[bytes, memoryview]:
+        """The raw bytes of chunks of the store; of none when one of them is damaged."""
         wanted = sorted(digests)
         try:
             return dict(zip(wanted, self.raw(wanted), strict=True)) if wanted else {}

@@ -52,11 +52,11 @@ class Way:
         """
         held = 0 if direct else location.length * (1 + self.sealed)
         held += 0 if placed or location.codec == RAW.number else location.raw_length
-        read = location.length + gap
-        for base in bases:
-            held += base.raw_length + base.length * (1 + self.sealed)
-            read += base.length + GAP
-        return held + self.copies * read
+        return held + self.copies * (location.length + gap) + sum(self.beneath(base) for base in bases)
+
+    def beneath(self, base: ChunkLocation) -> int:
+        """Bytes held of a chunk that another one rests on."""
+        return base.raw_length + base.length * (1 + self.sealed) + self.copies * (base.length + GAP)
 
     def is_light(self, location: ChunkLocation, bases: Collection[ChunkLocation]) -> bool:
         """Whether everybody who is given no budget can read such a chunk within the usual one."""

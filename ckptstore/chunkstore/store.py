@@ -11,11 +11,12 @@ from ckptstore.chunkstore.claims import Claims, SessionClaims
 from ckptstore.chunkstore.encoding import Encoder
 from ckptstore.chunkstore.glances import Glances
 from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.chunkstore.jobs import Fetch
 from ckptstore.chunkstore.later import LOOPS
 from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.chunkstore.payloads import Payloads
-from ckptstore.chunkstore.reader import Fetch, fetch
+from ckptstore.chunkstore.reader import fetch
 from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.chunkstore.writer import ChunkWriter
 from ckptstore.format import document

@@ -27,6 +27,7 @@ from ckptstore.format.manifest import split_digests
 from ckptstore.storage.base import Buffer, Storage
 
 T = TypeVar("T")
+_Item = tuple[bytes, Piece]
 
 _WORKERS = min(4, os.cpu_count() or 1)
 _PACKS_IN_FLIGHT = 2
@@ -175,7 +176,7 @@ class ChunkWriter:
         derived = self._derivations(fresh)
         near: dict[bytes, ChunkLocation] | None = None
         pile = Pile(self._encoder.way)
-        for batch in groups(fresh.items(), lambda item: len(item[1].data), _WINDOW_COPIES, _WINDOW_CHUNKS):
+        for batch in _together(fresh.items(), _WINDOW_COPIES, _WINDOW_CHUNKS):
             effort = self._encoder.effort()
             if near is None and effort == "best":
                 near = self._encoder.near(fresh, self._claims.pin)
@@ -202,7 +203,7 @@ class ChunkWriter:
         near: Mapping[bytes, ChunkLocation],
         derived: Mapping[bytes, Derivation],
     ) -> list[NewChunk]:
-        parts = groups(batch, lambda item: len(item[1].data), _BATCH_BYTES, _BATCH_CHUNKS)
+        parts = _together(batch, _BATCH_BYTES, _BATCH_CHUNKS)
         work = partial(encode, encoder=self._encoder, effort=effort, near=near, derived=derived)
         return [chunk for part in self._workers.map(work, parts) for chunk in part]
 
@@ -267,6 +268,23 @@ def _keep(group: list[Piece]) -> list[Piece]:
 
 def _after(piece: Piece, digests: Sequence[bytes]) -> Piece:
     return piece if piece.made is None else piece._replace(before=tuple(digests))
+
+
+def _together(items: Iterable[_Item], most_bytes: int, most_items: int) -> Iterator[list[_Item]]:
+    """Like `groups`; chunks that may be made of each other stay together."""
+    for some in groups(_runs(items), lambda run: sum(len(piece.data) for _, piece in run), most_bytes, most_items):
+        yield [item for run in some for item in run]
+
+
+def _runs(items: Iterable[_Item]) -> Iterator[list[_Item]]:
+    run: list[_Item] = []
+    for item in items:
+        if run and not (run[-1][1].goes_on and item[1].made):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
 
 
 def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckptstore.catalog.base import NewCommit
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
-from ckptstore.chunkstore import ChunkStore, Fetch, Piece, reader, writer
+from ckptstore.chunkstore import ChunkStore, Fetch, Piece, jobs, reader, writer
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import BudgetTooSmall, CkptStoreError, CorruptData, MissingData, StepExists, StorageError
 from ckptstore.format import packs
@@ -490,7 +490,7 @@ def test_the_catalog_is_not_believed(chunks, content, direct):
 
 @pytest.mark.parametrize("beside", [0, 3], ids=["alone", "beside small ones"])
 def test_a_large_chunk_is_verified_too_where_it_was_read(chunks, beside):
-    data = [*(os.urandom(100) for _ in range(beside)), os.urandom(reader._LARGE)]
+    data = [*(os.urandom(100) for _ in range(beside)), os.urandom(jobs.LARGE)]
     sizes = [len(each) for each in data]
     digests, (pack,), _ = put(chunks, data)
     assert get(chunks, digests, sizes) == data
@@ -547,7 +547,7 @@ def interruptible():
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("end", [KeyError, KeyboardInterrupt])
 def test_after_an_error_or_an_interrupt_nothing_more_is_begun(chunks, monkeypatch, end):
-    monkeypatch.setattr(reader, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(jobs, "BATCH_BYTES", 1000)
     digests, _, _ = put(chunks, [os.urandom(1000) for _ in range(400)])
     begun: list[int] = []
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ckptstore
+from ckptstore.chunkstore import deriving
 from ckptstore.chunkstore.needs import DEFAULT_BUDGET, Way, granted
 from ckptstore.errors import BudgetTooSmall
 from ckptstore.format.packs import pack_key
@@ -122,6 +123,7 @@ def test_what_weighs_more_is_read_all_the_same(places, monkeypatch):
     training, where = Training(8 * MIB), ("local", "sealed", 8 * MIB)
     with monkeypatch.context() as patch:
         patch.setattr(Way, "is_light", lambda *_: True)
+        patch.setattr(deriving, "_LONGEST", 4)
         with places.open(*where) as store:
             held = committed(store, training, range(4))
     with places.open(*where) as store:

@@ -1,0 +1,167 @@
+"""What is to be read: wishes, where they lie and what that rests on, in the order in which it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, pairwise, repeat
+from typing import NamedTuple
+
+from ckptstore.catalog.base import ChunkLocation
+from ckptstore.chunkstore.grouping import groups
+from ckptstore.chunkstore.needs import Way, decoding_bytes
+from ckptstore.errors import CorruptData, MissingData
+from ckptstore.format.codecs import DELTA, RAW
+from ckptstore.storage.base import GAP
+
+BATCH_BYTES = 8 << 20
+_BATCH_CHUNKS = 1024
+LARGE = 256 << 10
+"""From here on a chunk is verified as soon as it is read, while it is in a core's cache."""
+
+
+class Fetch(NamedTuple):
+    """A wish for one chunk.
+
+    Attributes:
+        digest, size: identity and raw length of the chunk.
+        label: what it belongs to, for messages.
+        out: where its bytes go, when that is `size` bytes of plain memory.
+        deliver: otherwise, who gets them, in any thread; the buffer is only valid during the call.
+        relay: who gets where the chunk lies, its encoded payload and its bytes, when he stores it again as it is.
+    """
+
+    digest: bytes
+    size: int
+    label: str
+    out: memoryview | None = None
+    deliver: Callable[[memoryview], None] | None = None
+    relay: Callable[[ChunkLocation, memoryview, memoryview], None] | None = None
+
+
+class Job(NamedTuple):
+    """A wish, where it lies, and what that rests on.
+
+    Attributes:
+        direct: whether the payload is read straight into the destination.
+        alone: whether it is, for nobody else, and the storage gains nothing from reading more at once.
+        scratch: bytes held on the way.
+        needed: bytes that it takes alone.
+        gap: those of them that the storage holds of what lies before it, and need not read.
+    """
+
+    wish: Fetch
+    location: ChunkLocation
+    bases: tuple[ChunkLocation, ...]
+    direct: bool
+    alone: bool
+    scratch: int
+    needed: int
+    gap: int
+
+    @property
+    def scratched(self) -> bool:
+        """Whether the payload may lie in memory that is used again."""
+        return not self.direct and self.wish.relay is None
+
+    @property
+    def paired(self) -> bool:
+        """Whether it is a difference that can be decoded together with the one chunk that it rests on."""
+        difference = self.location.codec == DELTA and len(self.location.bases) == len(self.bases) == 1
+        return difference and self.wish.out is not None and self.wish.relay is None
+
+
+class Family(NamedTuple):
+    """Jobs that share what they rest on, so that it is read and decoded once; most have one.
+
+    Attributes:
+        size: raw bytes of the jobs.
+        scratch, needed: as of a job, of all together.
+    """
+
+    jobs: list[Job]
+    size: int
+    scratch: int
+    needed: int
+
+
+def jobs_for(wishes: Sequence[Fetch], located: Mapping[bytes, ChunkLocation], way: Way) -> list[Job]:
+    """A job for each wish, as they lie. Raises MissingData, and CorruptData where the catalog tells of another size."""
+    for wish in wishes:
+        if wish.digest not in located:
+            raise MissingData(f"{wish.label}: no pack holds its chunk {wish.digest.hex()}; run verify")
+        if located[wish.digest].raw_length != wish.size:
+            told = f"holds {located[wish.digest].raw_length} bytes instead of {wish.size}"
+            raise CorruptData(f"{wish.label}: its chunk {wish.digest.hex()} {told}; run verify")
+    placed = [(wish, located[wish.digest]) for wish in wishes]
+    placed.sort(key=lambda item: (item[1].pack, item[1].offset))
+    gaps = [_gap(before, after) for (_, before), (_, after) in pairwise(placed)] if way.copies else repeat(0)
+    return [
+        _job(wish, location, _below(wish.label, location, located), way, gap)
+        for (wish, location), gap in zip(placed, chain([0], gaps), strict=False)
+    ]
+
+
+def families(jobs: Sequence[Job], way: Way, room: int) -> Iterator[Family]:
+    """Those that rest on several chunks, with jobs before them that share these, where all fit into the room."""
+    family: Family | None = None
+    held: set[bytes] = set()
+    for job in jobs:
+        shared = [base for base in job.bases if base.digest in held] if len(job.bases) > 1 else []
+        joined = _joined(family, job, sum(way.beneath(base) for base in shared)) if family and shared else None
+        if joined is None or joined.needed > room:
+            if family is not None:
+                yield family
+            joined, held = Family([job], job.wish.size, job.scratch, job.needed), set()
+        family = joined
+        held |= {job.location.digest, *(base.digest for base in job.bases)}
+    if family is not None:
+        yield family
+
+
+def batches(found: Sequence[Family], scratch: int) -> Iterator[list[Job]]:
+    """Families that begin in one pack, near each other, few enough to have less than `scratch` plus one of them."""
+    for _, of_pack in groupby(found, key=lambda family: family.jobs[0].location.pack):
+        for near in groups(of_pack, lambda family: family.size, BATCH_BYTES, _BATCH_CHUNKS):
+            for some in groups(near, lambda family: family.scratch, max(scratch, 1), _BATCH_CHUNKS):
+                yield [job for family in some for job in family.jobs]
+
+
+def _joined(family: Family, job: Job, shared: int) -> Family:
+    scratch = family.scratch + job.scratch - shared
+    beside = max(family.needed - family.scratch, job.needed - job.scratch)
+    return Family([*family.jobs, job], family.size + job.wish.size, scratch, scratch + beside)
+
+
+def _job(wish: Fetch, location: ChunkLocation, bases: tuple[ChunkLocation, ...], way: Way, gap: int) -> Job:
+    placed = wish.out is not None
+    direct = placed and location.codec == RAW.number and location.length == wish.size and not way.sealed
+    scratch = way.scratch(location, bases, direct=direct, placed=placed, gap=gap)
+    needed = scratch + decoding_bytes((*bases, location))
+    alone = direct and wish.relay is None and not way.copies and wish.size >= LARGE
+    return Job(wish, location, bases, direct, alone, scratch, needed, way.copies * gap)
+
+
+def _below(label: str, location: ChunkLocation, located: Mapping[bytes, ChunkLocation]) -> tuple[ChunkLocation, ...]:
+    """All that a chunk rests on, each behind what it rests on itself."""
+    if not location.base:
+        return ()
+    found: dict[bytes, ChunkLocation] = {}
+
+    def add(digest: bytes) -> None:
+        if digest in found:
+            return
+        if digest not in located:
+            raise MissingData(f"{label}: no pack holds the chunk {digest.hex()} that it rests on; run verify")
+        for base in located[digest].bases:
+            add(base)
+        found[digest] = located[digest]
+
+    for digest in location.bases:
+        add(digest)
+    return tuple(found.values())
+
+
+def _gap(before: ChunkLocation, after: ChunkLocation) -> int:
+    """Bytes between two chunks that a storage may read too; it does so only where they are few."""
+    between = after.offset - (before.offset + before.length)
+    return between if before.pack == after.pack and 0 < between <= GAP else 0
