@@ -300,11 +300,28 @@ class Fitting:
         for root, owner in self._owners.items():
             groups = self.manifest.containers.get(f"{root}/param_groups")
             if isinstance(owner, torch.optim.Optimizer) and groups is not None and self._is_free(root):
+                paths = [f"{root}/param_groups/{number}" for number in groups.keys]
                 here = [len(group["params"]) for group in owner.param_groups]
-                params = [values.get(f"{root}/param_groups/{number}/params") for number in groups.keys]
-                there = [len(found) if isinstance(found, list) else 0 for found in params]
+                there = [len(_listed(values, f"{path}/params")) for path in paths]
+                names = [name for group in owner.param_groups for name in group.get("param_names", ())]
+                moved = _moved(names, [name for path in paths for name in _listed(values, f"{path}/param_names")])
                 if here != there:
                     yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
+                elif moved:
+                    yield f"{root}: its parameters have another order in the commit: {moved}"
+
+
+def _listed(values: Mapping[str, object], path: str) -> list[object]:
+    found = values.get(path)
+    return found if isinstance(found, list) else []
+
+
+def _moved(here: list[object], there: list[object]) -> str | None:
+    """The first place at which the same names stand in another order; other names say nothing about the order."""
+    if here == there or sorted(map(str, here)) != sorted(map(str, there)):
+        return None
+    number = next(number for number, (one, other) in enumerate(zip(here, there, strict=True)) if one != other)
+    return f"number {number} is {there[number]!r}, and {here[number]!r} in the target"
 
 
 def _follows(path: str, committed: torch.dtype, parameter: torch.Tensor) -> bool:

@@ -394,6 +394,44 @@ def test_an_optimizer_of_many_parameters(store):
         store.checkout(0, into={"optim": adam(1499)})
 
 
+def named(order: str, *, prefix: str = "", split: int = 0) -> Any:
+    """An optimizer that knows its parameters' names, in one group or in two."""
+    weights = [(prefix + name, nn.Parameter(torch.full((2,), float(ord(name))))) for name in order]
+    groups = [group for group in (weights[:split], weights[split:]) if group]
+    return torch.optim.Adam([{"params": group} for group in groups])
+
+
+def stepped(optimizer: Any) -> Any:
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            weight.grad = weight.detach().clone()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("split", "number"), [(0, 1), (1, 1), (3, 1)])
+def test_an_optimizer_whose_parameters_have_another_order(store, split, number):
+    """Their moments would go to others, of the same shape."""
+    store.commit({"optim": stepped(named("abcd", split=split))}, step=0)
+    live = named("acbd", split=split)
+    with pytest.raises(StateMismatch, match=rf"optim: its parameters .* order .*: number {number} is 'b', and 'c' in"):
+        store.checkout(0, into={"optim": live}, strict=False)
+    assert not live.state
+
+
+def test_names_that_say_nothing_about_the_order(store):
+    def unnamed():
+        return torch.optim.Adam([nn.Parameter(torch.ones(2)) for _ in "abcd"])
+
+    committed = stepped(named("abcd"))
+    store.commit({"optim": committed}, step=0)
+    for live in (named("abcd", prefix="module."), unnamed(), named("abce"), named("abcd")):
+        store.checkout(0, into={"optim": live})
+        assert_same(live.state_dict()["state"], committed.state_dict()["state"])
+    store.commit({"optim": stepped(unnamed())}, step=1)
+    store.checkout(1, into={"optim": named("dcba")})
+
+
 # parts
 
 

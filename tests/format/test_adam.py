@@ -161,6 +161,15 @@ def test_bases_that_do_not_fit(lengths):
         decoded(payload, 8, bases)
 
 
+@pytest.mark.parametrize("coefficient", [0.0, 2.0**-51, 2.0**51, float("inf"), float("nan")])
+def test_coefficients_that_machines_would_not_agree_on(coefficient):
+    """With no numbers for coefficients the bits depend on which of two comes first."""
+    bases = [memoryview(bytes(32768))] * 3
+    payload = struct.pack("<BBB5x4d", 0, 0, 0, 1, 1, 1, coefficient) + bytes.fromhex(NOTHING_MISSED[Number.FLOAT32])
+    with pytest.raises(CorruptData, match="coefficients"):
+        decoded(payload, 32768, bases)
+
+
 def test_differences_of_another_width():
     bases = [memoryview(bytes(32768))] * 3
     payload = struct.pack("<BBB5x4d", 0, Number.BFLOAT16, 0, 1, 1, 1, 1) + bytes.fromhex(NOTHING_MISSED[Number.FLOAT32])

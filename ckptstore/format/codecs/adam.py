@@ -82,9 +82,12 @@ def _opened(payload: memoryview) -> tuple[Prediction, memoryview]:
     try:
         header = _HEADERS[Kind(payload[0])]
         kind, number, rounding, *coefficients = header.unpack_from(payload)
-        return Prediction(Kind(kind), Number(number), Rounding(rounding), tuple(coefficients)), payload[header.size :]
+        prediction = Prediction(Kind(kind), Number(number), Rounding(rounding), tuple(coefficients))
     except (IndexError, struct.error, ValueError) as error:
         raise CorruptData(f"an adam payload does not decode: {error}") from error
+    if not prediction.usable:
+        raise CorruptData(f"an adam payload has coefficients that none is written with: {coefficients}")
+    return prediction, payload[header.size :]
 
 
 def _fits(prediction: Prediction, raw: memoryview, bases: Sequence[memoryview]) -> bool:
