@@ -303,8 +303,7 @@ class Fitting:
                 paths = [f"{root}/param_groups/{number}" for number in groups.keys]
                 here = [len(group["params"]) for group in owner.param_groups]
                 there = [len(_listed(values, f"{path}/params")) for path in paths]
-                names = [name for group in owner.param_groups for name in group.get("param_names", ())]
-                moved = _moved(names, [name for path in paths for name in _listed(values, f"{path}/param_names")])
+                moved = _moved(owner, [name for path in paths for name in _listed(values, f"{path}/param_names")])
                 if here != there:
                     yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
                 elif moved:
@@ -316,12 +315,20 @@ def _listed(values: Mapping[str, object], path: str) -> list[object]:
     return found if isinstance(found, list) else []
 
 
-def _moved(here: list[object], there: list[object]) -> str | None:
-    """The first place at which the same names stand in another order; other names say nothing about the order."""
-    if here == there or sorted(map(str, here)) != sorted(map(str, there)):
+def _moved(optimizer: torch.optim.Optimizer, there: list[object]) -> str | None:
+    """The first parameter that another takes the place of, by the names that torch's optimizers may know.
+
+    Other names say nothing about the order, and hooks of the user's may put it right.
+    """
+    here = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
+    hooks = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
+    if hooks or sorted(map(str, here)) != sorted(map(str, there)):
         return None
-    number = next(number for number, (one, other) in enumerate(zip(here, there, strict=True)) if one != other)
-    return f"number {number} is {there[number]!r}, and {here[number]!r} in the target"
+    pairs = enumerate(zip(here, there, strict=True))
+    swapped = (
+        f"number {number} is {theirs!r}, and {ours!r} here" for number, (ours, theirs) in pairs if ours != theirs
+    )
+    return next(swapped, None)
 
 
 def _follows(path: str, committed: torch.dtype, parameter: torch.Tensor) -> bool:

@@ -414,9 +414,27 @@ def test_an_optimizer_whose_parameters_have_another_order(store, split, number):
     """Their moments would go to others, of the same shape."""
     store.commit({"optim": stepped(named("abcd", split=split))}, step=0)
     live = named("acbd", split=split)
-    with pytest.raises(StateMismatch, match=rf"optim: its parameters .* order .*: number {number} is 'b', and 'c' in"):
+    with pytest.raises(
+        StateMismatch, match=rf"optim: its parameters .* order .*: number {number} is 'b', and 'c' here"
+    ):
         store.checkout(0, into={"optim": live}, strict=False)
     assert not live.state
+
+
+def test_a_hook_that_loads_an_optimizer_by_name(store):
+    """As torch's documentation of `register_load_state_dict_pre_hook` has it."""
+
+    def by_name(optimizer, state_dict):
+        (given,), (own,) = state_dict["param_groups"], optimizer.param_groups
+        there = dict(zip(given["param_names"], given["params"], strict=True))
+        state = {place: state_dict["state"][there[name]] for place, name in enumerate(own["param_names"])}
+        return {"state": state, "param_groups": [{**given, "param_names": own["param_names"]}]}
+
+    store.commit({"optim": stepped(named("abcd"))}, step=0)
+    live = named("dcab")
+    live.register_load_state_dict_pre_hook(by_name)
+    store.checkout(0, into={"optim": live})
+    assert_same(live.state_dict()["state"], stepped(named("dcab")).state_dict()["state"])
 
 
 def test_names_that_say_nothing_about_the_order(store):
