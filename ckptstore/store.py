@@ -268,7 +268,7 @@ class Store(Keeping):
         Raises:
             StateMismatch: with `into`; everything that does not fit, before anything was written.
             BudgetTooSmall: one chunk does not fit into the given budget.
-            PathNotFound: a path that selects nothing.
+            PathNotFound: a path that selects nothing, or no path at all (`paths=[]`).
             InvalidArgument: `skip_damaged` with `into`.
             CorruptData: stored bytes are damaged; with `skip_damaged`, those of every leaf. Objects of `into` may be
                 partly loaded then.

@@ -55,7 +55,7 @@ def ls(place: Place, *, step: str, glob: tuple[str, ...], as_json: bool) -> None
 
     with place.open(step) as store:
         view = store.manifest(step)
-    require_matches([*view.manifest.entries, *view.manifest.containers], glob, view.name)
+    require_matches([*view.manifest.entries, *view.manifest.containers], glob or None, view.name)
     leaves = chosen(view.manifest.entries, glob or None)
     if as_json:
         tied = view.manifest.tied

@@ -150,13 +150,18 @@ def _is_consistent(entry: Entry, digest_size: int) -> bool:
     return nbytes > 0 and not entry.inline and len(entry.chunks) == count * digest_size
 
 
+def is_storable(itemsize: int, shape: Index) -> bool:
+    """Whether numpy has arrays of this form, which all of them pass through."""
+    span = itemsize * prod(max(extent, 1) for extent in shape)  # strides are made of it, though an extent be 0
+    return len(shape) <= _MOST_DIMS and span <= _MOST_BYTES
+
+
 @lru_cache(1024)  # of many leaves, few have a form of their own
 def _extent(itemsize: int, shape: Index, chunk_shape: Index, order: Index | None) -> tuple[int, int] | None:
     """How many bytes and chunks an array of this form has; None when there is no such form."""
     if len(chunk_shape) != len(shape) or min(shape, default=0) < 0 or min(chunk_shape, default=1) < 1:
         return None
-    span = itemsize * prod(max(extent, 1) for extent in shape)  # strides are made of it, though an extent be 0
-    if len(shape) > _MOST_DIMS or not 0 <= span <= _MOST_BYTES:
+    if itemsize < 0 or not is_storable(itemsize, shape):
         return None
     if order is not None and sorted(order) != list(range(len(shape))):
         return None

@@ -22,7 +22,7 @@ def entries_at(view: ManifestView, name: str | None, paths: str | Sequence[str] 
     Raises PathNotFound for a glob that selects nothing, and for a name at which nothing is, or nothing selected.
     """
     manifest, globs = view.manifest, as_globs(paths)
-    require_matches([*manifest.entries, *manifest.containers], globs or (), view.name)
+    require_matches([*manifest.entries, *manifest.containers], globs, view.name)
     entries = chosen(manifest.entries, globs)
     if name is None:
         return entries

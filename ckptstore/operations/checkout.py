@@ -28,8 +28,8 @@ def checkout(
 ) -> Any:
     """The state, or the part of it that the globs select; see `Store.checkout`."""
     manifest, containers = view.manifest, view.manifest.containers
+    require_matches([*manifest.entries, *containers], globs, view.name)
     if globs is not None:
-        require_matches([*manifest.entries, *containers], globs, view.name)
         containers = narrow(containers, globs)
     entries = chosen(manifest.entries, globs)
 

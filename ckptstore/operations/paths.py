@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 from ckptstore.errors import InvalidArgument, PathNotFound, nearest
@@ -30,8 +30,12 @@ def chosen(leaves: Mapping[str, T], globs: Iterable[str] | None) -> dict[str, T]
     return {path: leaf for path, leaf in leaves.items() if selects(path)}
 
 
-def require_matches(leaves: Iterable[str], globs: Iterable[str], commit: str) -> None:
-    """Raises PathNotFound for a glob that selects nothing."""
+def require_matches(leaves: Iterable[str], globs: Collection[str] | None, commit: str) -> None:
+    """Raises PathNotFound for a glob that selects nothing, and where there is none; None selects all."""
+    if globs is None:
+        return
+    if not globs:
+        raise PathNotFound(f"{commit}: the list of paths is empty; name some, or leave it out for all")
     known = dict.fromkeys(leaves)
     for glob in globs:
         if glob not in known and not any(map(selector([glob]), known)):

@@ -52,8 +52,7 @@ def restore(
     seen = seen_from(view.manifest, seat, set(map(segment, into)), globs, strict=strict)
     fitting = Fitting(seen, into, globs, strict=strict, allow_cast=allow_cast)
     manifest = fitting.manifest
-    if globs is not None:
-        require_matches([*manifest.entries, *manifest.containers], globs, view.name)
+    require_matches([*manifest.entries, *manifest.containers], globs, view.name)
     for path, container in manifest.containers.items():
         if fitting.whole(path):
             require_classes(container, path, allow_pickle=allow_pickle)

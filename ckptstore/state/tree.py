@@ -18,7 +18,7 @@ from ckptstore.errors import (
     UnsupportedLeaf,
     nearest,
 )
-from ckptstore.format.manifest import Container, Value
+from ckptstore.format.manifest import Container, Value, is_storable
 from ckptstore.state import composites
 from ckptstore.state.containers import build_container, open_container
 from ckptstore.state.dtypes import dtype_name
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _MOST_NESTED = 128
 _SUBCLASS = "a tensor subclass: store its local, plain tensors, or a ShardedTensor with dcp.save and StoreWriter"
+_RESHAPE = "numpy has none of more than 64 dims, or whose dims other than 0 make 2^63 bytes: reshape it"
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -206,6 +207,8 @@ class _Walk:
         if composites.is_dense(tensor):
             if not is_backed(tensor):
                 raise UnsupportedLeaf(path, "a tensor whose storage was freed", "bring its memory back first")
+            if not is_storable(tensor.itemsize, tensor.shape):
+                raise UnsupportedLeaf(path, f"a tensor of shape {list(tensor.shape)}", _RESHAPE)
             self._array(tensor, path)
         else:
             self._children(composites.open_composite(tensor, path), path)

@@ -27,9 +27,31 @@ from ckptstore import (
 )
 from ckptstore.format import document
 from ckptstore.integrations.safetensors import export_safetensors
+from ckptstore.testing.equality import assert_same
 
 OTHER: Any = 5
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about sparse and quantised tensors
+
+
+@pytest.mark.parametrize("shape", [(0, 2**31, 2**31), (2**61, 0), (1,) * 65, (0,) + (1,) * 64])
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_a_tensor_of_a_form_that_numpy_lacks_is_refused(store, shape, layout):
+    dense = torch.empty(shape)
+    store.commit({"w": 1}, step=0)
+    state = {"w": dense if layout == "dense" else torch.sparse_coo_tensor([[0]], dense[None])}
+    for commit in (store.commit, store.commit_async):
+        with pytest.raises(UnsupportedLeaf, match=r"'w.*of shape \[.*reshape"):
+            commit(state, step=1)
+    assert store.steps() == [0]
+
+
+@pytest.mark.parametrize("shape", [(0, 2**31, 2**31), (2**62, 0), (1,) * 64])
+def test_a_tensor_of_the_largest_form(store, shape):
+    state = {"w": torch.empty(shape, dtype=torch.bool).T if len(shape) == 2 else torch.empty(shape, dtype=torch.bool)}
+    store.commit(state, step=0)
+    live = {"w": torch.empty_like(state["w"])}
+    for found in (store.checkout(0), store.checkout(0, into=live), {"w": store.read(0, "w")}):
+        assert_same(found, state)
 
 
 def test_a_freed_storage_is_refused(store):

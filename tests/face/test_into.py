@@ -524,6 +524,8 @@ def test_a_path_that_selects_nothing(store, committed):
     before = bits(live)
     with pytest.raises(PathNotFound, match=r"no path 'model/9\.\*'"):
         store.checkout(0, into=live, paths=["model/**", "model/9.*"])
+    with pytest.raises(PathNotFound, match="main@0: the list of paths is empty"):
+        store.checkout(0, into=live, paths=[])
     assert_same(bits(live), before)
 
 

@@ -388,3 +388,5 @@ def test_parts_of_a_state(store):
     assert_same(store.checkout(0, paths=["b/1/*", "a/y/z"]), {"a": {"y": {"z": 2}}, "b": {1: state["b"][1]}})
     with pytest.raises(ckptstore.PathNotFound, match=r"main@0 has no path 'b/2'; nearest: b"):
         store.checkout(0, paths=["a", "b/2"])
+    with pytest.raises(ckptstore.PathNotFound, match="main@0: the list of paths is empty"):
+        store.checkout(0, paths=[])
