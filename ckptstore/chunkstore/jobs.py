@@ -15,6 +15,8 @@ from ckptstore.storage.base import GAP
 
 BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 1024
+_FAMILY = 3
+"""Chunks: a first moment, the second one and the weight. More may share a base, such as zeros; each family reads it."""
 LARGE = 256 << 10
 """From here on a chunk is verified as soon as it is read, while it is in a core's cache."""
 
@@ -102,11 +104,12 @@ def jobs_for(wishes: Sequence[Fetch], located: Mapping[bytes, ChunkLocation], wa
 
 
 def families(jobs: Sequence[Job], way: Way, room: int) -> Iterator[Family]:
-    """Those that rest on several chunks, with jobs before them that share these, where all fit into the room."""
+    """Those that rest on several chunks, with few jobs before them that share these, where all fit into the room."""
     family: Family | None = None
     held: set[bytes] = set()
     for job in jobs:
-        shared = [base for base in job.bases if base.digest in held] if len(job.bases) > 1 else []
+        full = family is not None and len(family.jobs) == _FAMILY
+        shared = [base for base in job.bases if base.digest in held] if len(job.bases) > 1 and not full else []
         joined = _joined(family, job, sum(way.beneath(base) for base in shared)) if family and shared else None
         if joined is None or joined.needed > room:
             if family is not None:

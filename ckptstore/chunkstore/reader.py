@@ -141,7 +141,7 @@ class _Run:
             reads = [RangeRead(job.location.offset, _destination(job, take)) for job in batch]
             places = [(job.location.pack, read) for job, read in zip(batch, reads, strict=True)]
             places += [(base.pack, RangeRead(base.offset, stored[digest])) for digest, base in below.items()]
-            self._read(places, batch[0].wish.label)
+            self._read(places, {place.pack: job.wish.label for job in batch for place in (*job.bases, job.location)})
             for job, read in zip(batch, reads, strict=True):
                 if job.paired and job.bases[0].digest in pairs:
                     self._deliver_pair(job, read.out, stored[job.bases[0].digest])
@@ -165,9 +165,9 @@ class _Run:
                 below = stored[base.digest]
                 _, known[base.digest] = self._decoded(base, below, out, known, job.wish.label, checked=False)
 
-    def _read(self, places: list[tuple[str, RangeRead]], label: str) -> None:
+    def _read(self, places: list[tuple[str, RangeRead]], labels: Mapping[str, str]) -> None:
         for pack, of_pack in groupby(sorted(places, key=lambda place: place[0]), key=lambda place: place[0]):
-            self._read_pack(pack, [read for _, read in of_pack], label)
+            self._read_pack(pack, [read for _, read in of_pack], labels[pack])
 
     def _read_pack(self, pack: str, reads: Sequence[RangeRead], label: str) -> None:
         try:

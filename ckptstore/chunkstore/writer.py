@@ -279,7 +279,7 @@ def _together(items: Iterable[_Item], most_bytes: int, most_items: int) -> Itera
 def _runs(items: Iterable[_Item]) -> Iterator[list[_Item]]:
     run: list[_Item] = []
     for item in items:
-        if run and not (run[-1][1].goes_on and item[1].made):
+        if run and (len(run) > _TOGETHER or not (run[-1][1].goes_on and item[1].made)):
             yield run
             run = []
         run.append(item)

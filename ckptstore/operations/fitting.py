@@ -60,8 +60,8 @@ class Fitting:
         self._globs, self._strict, self._allow_cast = globs, strict, allow_cast
         self._flat = flatten(into, allow_pickle=True)
         owners = self._flat.owners
-        optimizers = [path for path, owner in owners.items() if isinstance(owner, torch.optim.Optimizer)]
-        self.manifest = renumbered(manifest, optimizers)
+        self._optimizers = {path: owner for path, owner in owners.items() if isinstance(owner, torch.optim.Optimizer)}
+        self.manifest = renumbered(manifest, list(self._optimizers))
         self.extra_states = frozenset(_extra_states(self._flat, owners))
         self._owners = owners | dict.fromkeys(self.extra_states, _EXTRA_STATE)
 
@@ -82,6 +82,14 @@ class Fitting:
         return {
             path: entry for path, entry in self._selected.items() if path in self._flat.leaves or self._is_free(path)
         }
+
+    @cached_property
+    def names(self) -> dict[str, Entry]:
+        """The leaves by which optimizers may tell their parameters apart."""
+        paths = [
+            f"{path}/param_names" for root in self._optimizers for path in self._groups(root) if self.touches(root)
+        ]
+        return {path: self.manifest.entries[path] for path in paths if path in self.manifest.entries}
 
     @cached_property
     def targets(self) -> dict[str, Array]:
@@ -297,17 +305,24 @@ class Fitting:
 
     def _other_groups(self, values: Mapping[str, object]) -> Iterator[str]:
         """An optimizer's groups of parameters cannot be made to fit."""
-        for root, owner in self._owners.items():
-            groups = self.manifest.containers.get(f"{root}/param_groups")
-            if isinstance(owner, torch.optim.Optimizer) and groups is not None and self._is_free(root):
-                paths = [f"{root}/param_groups/{number}" for number in groups.keys]
-                here = [len(group["params"]) for group in owner.param_groups]
-                there = [len(_listed(values, f"{path}/params")) for path in paths]
+        for root, owner in self._optimizers.items():
+            paths = self._groups(root)
+            here = [len(group["params"]) for group in owner.param_groups]
+            there = [len(_listed(values, f"{path}/params")) for path in paths]
+            if paths and self._is_free(root) and here != there:
+                yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
+            elif self.touches(f"{root}/state") or any(f"{path}/param_names" in self.wanted for path in paths):
                 moved = _moved(owner, [name for path in paths for name in _listed(values, f"{path}/param_names")])
-                if here != there:
-                    yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
-                elif moved:
-                    yield f"{root}: its parameters have another order in the commit: {moved}"
+                if moved:
+                    yield f"{root}: its parameters have another order in the commit: {moved}; {_REORDER}"
+
+    def _groups(self, root: str) -> list[str]:
+        """The paths of an optimizer's groups of parameters in the commit."""
+        groups = self.manifest.containers.get(f"{root}/param_groups")
+        return [f"{root}/param_groups/{number}" for number in groups.keys] if groups else []
+
+
+_REORDER = "make it in that order, or let a hook of register_load_state_dict_pre_hook bring its state into order"
 
 
 def _listed(values: Mapping[str, object], path: str) -> list[object]:
@@ -318,11 +333,12 @@ def _listed(values: Mapping[str, object], path: str) -> list[object]:
 def _moved(optimizer: torch.optim.Optimizer, there: list[object]) -> str | None:
     """The first parameter that another takes the place of, by the names that torch's optimizers may know.
 
-    Other names say nothing about the order, and hooks of the user's may put it right.
+    Other names say nothing about the order, and the user's own code may put it right.
     """
     here = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
     hooks = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
-    if hooks or sorted(map(str, here)) != sorted(map(str, there)):
+    own = hooks or type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
+    if own or sorted(map(str, here)) != sorted(map(str, there)):
         return None
     pairs = enumerate(zip(here, there, strict=True))
     swapped = (

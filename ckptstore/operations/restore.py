@@ -56,8 +56,9 @@ def restore(
     for path, container in manifest.containers.items():
         if fitting.whole(path):
             require_classes(container, path, allow_pickle=allow_pickle)
-    loaded = load_values(chunks, fitting.wanted, allow_pickle=allow_pickle, budget=budget)
-    fitting.check(loaded)
+    values = load_values(chunks, fitting.wanted | fitting.names, allow_pickle=allow_pickle, budget=budget)
+    fitting.check(values)
+    loaded = {path: value for path, value in values.items() if path in fitting.wanted}
     loaded |= _fill(chunks, manifest, fitting, budget, advance)
     _Telling(manifest, fitting, loaded, allow_pickle).tell(into)
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckptstore.errors import CorruptData, StateError
+from ckptstore.errors import CorruptData, StateError, UnsupportedLeaf
 from ckptstore.format.codecs import Form
 from ckptstore.format.grid import Index
-from ckptstore.format.manifest import TensorEntry
+from ckptstore.format.manifest import TensorEntry, is_storable
 from ckptstore.state.dtypes import dtype_name, number_form, numpy_dtype, torch_dtype
 
 Array = Tensor | np.ndarray[Any, Any]
@@ -89,6 +89,14 @@ class TensorLeaf:
     def row_major(self) -> memoryview:
         """All of its bytes."""
         return self.box((0,) * len(self.shape), self.shape)
+
+
+def require_storable(path: str, itemsize: int, shape: Index) -> None:
+    """Raises UnsupportedLeaf for a tensor that torch has and numpy has not."""
+    if not is_storable(itemsize, shape):
+        kind = f"a tensor of shape {list(shape)}"
+        advice = "numpy has none of more than 64 dims, or whose dims other than 0 make 2^63 bytes: reshape it"
+        raise UnsupportedLeaf(path, kind, advice)
 
 
 def plain_bytes(array: Array) -> memoryview | None:

@@ -18,14 +18,14 @@ from ckptstore.errors import (
     UnsupportedLeaf,
     nearest,
 )
-from ckptstore.format.manifest import Container, Value, is_storable
+from ckptstore.format.manifest import Container, Value
 from ckptstore.state import composites
 from ckptstore.state.containers import build_container, open_container
 from ckptstore.state.dtypes import dtype_name
 from ckptstore.state.paths import segment, selector
 from ckptstore.state.pieces import PiecedLeaf, PiecedTensor
 from ckptstore.state.shards import is_sharded, part_of
-from ckptstore.state.tensors import TensorLeaf, identity, is_backed, pointer
+from ckptstore.state.tensors import TensorLeaf, identity, is_backed, pointer, require_storable
 from ckptstore.state.values import decode, encode, is_plain, type_name
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _MOST_NESTED = 128
 _SUBCLASS = "a tensor subclass: store its local, plain tensors, or a ShardedTensor with dcp.save and StoreWriter"
-_RESHAPE = "numpy has none of more than 64 dims, or whose dims other than 0 make 2^63 bytes: reshape it"
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -207,8 +206,7 @@ class _Walk:
         if composites.is_dense(tensor):
             if not is_backed(tensor):
                 raise UnsupportedLeaf(path, "a tensor whose storage was freed", "bring its memory back first")
-            if not is_storable(tensor.itemsize, tensor.shape):
-                raise UnsupportedLeaf(path, f"a tensor of shape {list(tensor.shape)}", _RESHAPE)
+            require_storable(path, tensor.itemsize, tensor.shape)
             self._array(tensor, path)
         else:
             self._children(composites.open_composite(tensor, path), path)

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about
 def test_a_tensor_of_a_form_that_numpy_lacks_is_refused(store, shape, layout):
     dense = torch.empty(shape)
     store.commit({"w": 1}, step=0)
-    state = {"w": dense if layout == "dense" else torch.sparse_coo_tensor([[0]], dense[None])}
+    state = {"w": dense if layout == "dense" else torch.sparse_coo_tensor(torch.tensor([[0]]), dense[None])}
     for commit in (store.commit, store.commit_async):
         with pytest.raises(UnsupportedLeaf, match=r"'w.*of shape \[.*reshape"):
             commit(state, step=1)

@@ -413,12 +413,32 @@ def stepped(optimizer: Any) -> Any:
 def test_an_optimizer_whose_parameters_have_another_order(store, split, number):
     """Their moments would go to others, of the same shape."""
     store.commit({"optim": stepped(named("abcd", split=split))}, step=0)
-    live = named("acbd", split=split)
-    with pytest.raises(
-        StateMismatch, match=rf"optim: its parameters .* order .*: number {number} is 'b', and 'c' here"
-    ):
-        store.checkout(0, into={"optim": live}, strict=False)
-    assert not live.state
+    live, fresh = stepped(named("acbd", split=split)), named("acbd", split=split)
+    before = live.state_dict()
+    told = rf"optim: its parameters .* order .*: number {number} is 'b', and 'c' here; make it in that order, or"
+    for paths in (None, "optim", "optim/state/0/exp_avg", "optim/param_groups", "optim/**/param_names"):
+        with pytest.raises(StateMismatch, match=told):
+            store.checkout(0, into={"optim": live}, paths=paths, strict=False)
+    with pytest.raises(StateMismatch, match=told):
+        store.checkout(0, into={"optim": fresh})
+    store.checkout(0, into={"optim": live}, paths="optim/**/lr")
+    assert_same(live.state_dict(), before)
+    assert not fresh.state
+
+
+class ByName(torch.optim.Adam):
+    def load_state_dict(self, state_dict: Any) -> None:
+        there = [name for group in state_dict["param_groups"] for name in group["param_names"]]
+        here = [name for group in self.param_groups for name in group["param_names"]]
+        state = {place: state_dict["state"][there.index(name)] for place, name in enumerate(here)}
+        super().load_state_dict({"state": state, "param_groups": self.state_dict()["param_groups"]})
+
+
+def test_an_optimizer_that_brings_its_parameters_into_order(store):
+    store.commit({"optim": stepped(named("abcd"))}, step=0)
+    live = ByName([(name, nn.Parameter(torch.full((2,), float(ord(name))))) for name in "dcab"])
+    store.checkout(0, into={"optim": live})
+    assert_same(live.state_dict()["state"], stepped(named("dcab")).state_dict()["state"])
 
 
 def test_a_hook_that_loads_an_optimizer_by_name(store):

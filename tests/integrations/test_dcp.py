@@ -277,6 +277,14 @@ def test_options_are_for_urls(store):
         StoreWriter(store, step=1, catalog="sqlite:///x")
 
 
+@pytest.mark.parametrize("shape", [(1,) * 65, (0, 2**31, 2**31)])
+def test_a_tensor_of_a_form_that_numpy_lacks_is_refused(store, shape):
+    refused = failure(lambda: save({"x": torch.empty(shape)}, store))
+    assert isinstance(refused, ckptstore.UnsupportedLeaf)
+    assert "'x'" in str(refused)
+    assert store.steps() == []
+
+
 def test_a_sparse_tensor_is_refused(store):
     refused = failure(lambda: save({"x": torch.eye(3).to_sparse()}, store))
     assert isinstance(refused, ckptstore.UnsupportedLeaf)

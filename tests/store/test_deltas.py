@@ -383,6 +383,17 @@ def test_what_rests_on_a_damaged_chunk_is_told_of(place):
             store.gc(grace=0)
 
 
+def test_a_lost_pack_is_told_by_a_leaf_that_needs_it(place):
+    """Though it is read together with others."""
+    with opened(place) as store:
+        store.commit({"a": noise(1), **state(4), "z": noise(2)}, step=4)
+    base_pack(place).unlink()
+    with opened(place) as store:
+        with pytest.raises(MissingData, match=r"^model/[wv]: .*run verify"):
+            store.checkout(4)
+        assert set(store.checkout(4, paths=["a", "z"])) == {"a", "z"}
+
+
 @pytest.mark.parametrize("place_of", [lambda frame: 100, lambda frame: frame.length - 1], ids=["code", "mantissa"])
 def test_a_flipped_bit_of_what_is_rested_on(place, place_of):
     bad, frame = base_pack(place), frames(place)[0]

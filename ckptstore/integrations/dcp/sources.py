@@ -16,7 +16,7 @@ from ckptstore.operations.ranks.parts import Part
 from ckptstore.operations.ranks.shares import Shard
 from ckptstore.state.composites import is_dense
 from ckptstore.state.device_staging import DeviceStager
-from ckptstore.state.tensors import TensorLeaf, on_host
+from ckptstore.state.tensors import TensorLeaf, on_host, require_storable
 
 _STAGERS: dict[str, DeviceStager] = {}
 """By the id of a store: a writer, and an open store, may be made anew for every save."""
@@ -63,6 +63,7 @@ def _part(item: WriteItem, resolve: Callable[[], TensorLeaf]) -> Part:
     form = item.tensor_data
     assert form is not None
     start, dtype = tuple(form.chunk.offsets), form.properties.dtype
+    require_storable(item.index.fqn, dtype.itemsize, tuple(form.size))
     stop = tuple(low + extent for low, extent in zip(start, form.chunk.sizes, strict=True))
     return Part(Shard(item.index.fqn, dtype.itemsize, tuple(form.size), start, stop), dtype, resolve)
 
