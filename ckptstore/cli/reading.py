@@ -146,6 +146,8 @@ def _elements(found: Any) -> Any:
     """Nested lists; elements that JSON has no form for, as complex numbers, become text."""
     if isinstance(found, bool | int | float | str):
         return found
+    if found is None:  # what numpy makes of a moment that is none
+        return "NaT"
     if getattr(found, "shape", ()):  # an array in an element of a structured one
         return _elements(found.tolist())
     return [_elements(item) for item in found] if isinstance(found, list | tuple) else str(found)

@@ -86,6 +86,7 @@ def test_an_array_is_told_as_torch_prints_it(url, told, asked):
         (np.zeros(1, RECORD), 'numpy {"names"', [[0.0, [0, 0], "b''"]]),
         (np.array([0.5], "f16"), "numpy <f16 [1]\narray([0.5]", ["0.5"]),
         (np.array(["2020-02-29"], "M8[D]"), "numpy <M8[D] [1]\narray(['2020-02-29']", ["2020-02-29"]),
+        (np.array(["NaT", 1], "m8[ns]"), "numpy <m8[ns] [2]\narray([", ["NaT", 1]),
     ],
     ids=lambda it: str(getattr(it, "dtype", "")),
 )
