@@ -139,7 +139,6 @@ class Background:
             try:
                 self.land()
             finally:
-                self._unhook()
                 self._channels.close()
                 if self._stager is not None:
                     self._stager.close()
@@ -161,11 +160,11 @@ class Background:
                 return
             try:
                 self.land()
-                self._unhook()
+                self._staged = None
                 yield True
             finally:
                 if self._flight is None:
-                    self._unhook()
+                    self._staged = None
 
     @contextmanager
     def _alone(self, *, patient: bool) -> Iterator[bool]:
@@ -192,7 +191,7 @@ class Background:
     def _start(self, staged: Staged, wish: Wish, group: Group | None) -> CommitHandle:
         handle = CommitHandle(staged.flat.nbytes, staged.settle)
         try:
-            handle.run(lambda: self._commit(staged, wish, group, handle.advance))
+            handle.run(partial(self._commit, staged, wish, group, handle.advance))
         finally:
             self._flight = handle
         return handle
@@ -207,6 +206,8 @@ class Background:
             return commit(self._chunks, staged.flat, wish.draft(), advance)
         finally:
             staged.just_in_time.close()
+            staged.settle()  # for whoever waits for that, since nothing is kept of the state
+            self._staged = None
             self._own_stager().remember()
 
     def _commit_together(self, wish: Wish, group: Group | None, advance: Advance) -> CommitRecord:
@@ -217,12 +218,6 @@ class Background:
         except BaseException as error:
             self._channels.leave(group, error)
             raise
-
-    def _unhook(self) -> None:
-        """Leave the optimizers."""
-        staged, self._staged = self._staged, None
-        if staged is not None:
-            staged.just_in_time.unhook()
 
     def _own_stager(self) -> Stager:
         from ckptstore.state.staging import Stager

@@ -6,6 +6,7 @@ import concurrent.futures.thread  # noqa: F401 - what registers last is called f
 import os
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,11 +33,11 @@ class CommitHandle:
 
     def __init__(self, total: int, settle: Callable[[], None]) -> None:
         self._total, self._done = total, 0
-        self._settle = settle
+        self._settle: Callable[[], None] | None = settle
         self._lock = threading.Lock()
         self._home = os.getpid()
         self._waiting: list[threading.Lock] = []
-        self._turns = ["to do it, or to give it up"]
+        self._work: list[Callable[[], CommitRecord]] = []
         self._token = object()
         self._record: CommitRecord | None = None
         self._error: BaseException | None = None
@@ -47,7 +48,9 @@ class CommitHandle:
 
     def wait_staged(self) -> None:
         """Return once anybody may change the state in any way; until then, what optimizers own is theirs alone."""
-        self._settle()
+        settle = self._settle
+        if settle is not None:
+            settle()
 
     def done(self) -> bool:
         """Whether the commit ended, well or not."""
@@ -96,31 +99,35 @@ class CommitHandle:
 
         When this is interrupted, the work is done all the same, or `done` says at once that it never will.
         """
+        self._work.append(work)
         try:
-            start_thread(lambda: self._run(work), "ckptstore-commit")
+            start_thread(self._run, "ckptstore-commit")
         except BaseException:
-            self._over = self._turn()
+            self._over = self._claimed() is not None
             raise
 
-    def _run(self, work: Callable[[], CommitRecord]) -> None:
-        if not self._turn():
+    def _run(self) -> None:
+        work = self._claimed()
+        if work is None:
             return
         try:
             self._record = work()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it must reach the caller's thread
             _UNTOLD[self._token] = repr(error)
             self._error = error
+            _forget_locals(error)
+        self._settle = None
+        del work  # and the state with it, before anybody is told
         self._over = True
         for waiting in self._waiting:
             waiting.release()
 
-    def _turn(self) -> bool:
-        """Whether this is the first call; atomic, where looking before would not be."""
+    def _claimed(self) -> Callable[[], CommitRecord] | None:
+        """The work, to do it or to give it up, at the first call; atomic, where looking before would not be."""
         try:
-            self._turns.pop()
+            return self._work.pop()
         except IndexError:
-            return False
-        return True
+            return None
 
     def _wait(self, timeout: float = -1) -> None:
         """Each caller has a lock of its own: where a signal's handler raises, nobody else finds one taken."""
@@ -131,6 +138,14 @@ class CommitHandle:
         self._waiting.append(mine)
         if not self._over:  # else it may not be released any more
             mine.acquire(timeout=timeout)
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Of the functions that it went through, which hold the state."""
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__
 
 
 def start_thread(work: Callable[[], None], name: str) -> threading.Thread:

@@ -6,26 +6,21 @@ its leaves are settled: what was not borrowed yet is copied, and loans are waite
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Condition, Lock
-from typing import Any, TypeGuard
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ckptstore.errors import StateError
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.optimizers import storages
+from ckptstore.state.steps import unwatch, watch
 from ckptstore.state.tensors import TensorLeaf, as_tracked, plain_bytes
 from ckptstore.state.tree import Flat
-
-_IN_FLIGHT: weakref.WeakValueDictionary[int, JustInTime] = weakref.WeakValueDictionary()
 
 
 class _State(Enum):
@@ -86,6 +81,10 @@ class Lender:
         """After `settle`: once no loan is left, the tensor may change."""
         with self._turn:
             self._turn.wait_for(lambda: not self._loans)
+
+    def may_change(self) -> bool:
+        """Whether it is settled and no loan is left; looked at in this order, since then there are no new ones."""
+        return self._state is _State.SETTLED and not self._loans
 
     def abandon(self) -> None:
         """Nobody borrows any more."""
@@ -172,11 +171,6 @@ def live_leaf(path: str, leaf: TensorLeaf, shown: Sequence[Tensor], buffers: Kep
     return LiveLeaf(same, Lender(path, leaf.tensor, shown, buffers))
 
 
-def tells_of_steps(value: object) -> TypeGuard[Optimizer]:
-    """Whether it is an optimizer that runs hooks; one that wraps another may not be set up for them."""
-    return isinstance(value, Optimizer) and hasattr(value, "_optimizer_step_pre_hooks")
-
-
 def live_leaves(flat: Flat) -> list[LiveLeaf]:
     """Those of a state."""
     return [leaf for leaf in flat.leaves.values() if isinstance(leaf, LiveLeaf)]
@@ -193,9 +187,7 @@ class JustInTime:
         self._lenders = {id(optimizer): list(lenders) for optimizer, lenders in owners.items()}
         self._buffers = buffers
         self._settling = Lock()
-        hook = _weak_hook(self)
-        self._hooks = [optimizer.register_step_pre_hook(hook) for optimizer in owners]
-        _IN_FLIGHT[id(self)] = self
+        watch(self)
 
     def prepare(self) -> None:
         """Fault in the memory that copies may need: that of the last leaves first, which are mostly read last."""
@@ -211,26 +203,19 @@ class JustInTime:
         for lender in self._all():
             lender.abandon()
         self.forget()
-        _IN_FLIGHT.pop(id(self), None)
+        unwatch(self)
 
     def forget(self) -> None:
         """There is no commit any more that could read anything."""
         self._lenders = {}
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Return once this optimizer may change what it owns."""
+        """Return once this optimizer may change what it owns, also what it was given or made over since."""
         self._settled(self._lenders.get(id(optimizer), ()))
-
-    def before_step_of_other(self, optimizer: Optimizer) -> None:
-        """The same for one that has no hook of this commit: it may have been made over the same tensors since."""
-        if self._lenders and id(optimizer) not in self._lenders:
+        others = [lender for lender in self._all() if not lender.may_change()]
+        if others:
             touched = storages(optimizer)
-            self._settled([lender for lender in self._all() if lender.storage in touched])
-
-    def unhook(self) -> None:
-        """Leave the optimizers; not to be called while one of them runs its hooks."""
-        for hook in self._hooks:
-            hook.remove()
+            self._settled([lender for lender in others if lender.storage in touched])
 
     def _settled(self, lenders: Sequence[Lender]) -> None:
         if lenders:
@@ -250,27 +235,3 @@ class JustInTime:
 
     def _all(self) -> list[Lender]:
         return list(dict.fromkeys(lender for lenders in self._lenders.values() for lender in lenders))
-
-
-def _weak_hook(just_in_time: JustInTime) -> Callable[[Optimizer, Any, Any], None]:
-    """Optimizers do not keep what a store that is gone has copied."""
-    found = weakref.ref(just_in_time)
-
-    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        there = found()
-        if there is not None:
-            there.before_step(optimizer)
-
-    return hook
-
-
-def _before_any_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Not where torch compiles, since it would compile this too; the hooks of those who own something it does."""
-    if not torch.compiler.is_compiling():
-        for found in _IN_FLIGHT.valuerefs():  # a list, whoever adds to it meanwhile
-            there = found()
-            if there is not None:
-                there.before_step_of_other(optimizer)
-
-
-register_optimizer_step_pre_hook(_before_any_step)

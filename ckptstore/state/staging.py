@@ -18,10 +18,11 @@ from ckptstore.format.manifest import Value
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
-from ckptstore.state.live import JustInTime, Lender, LiveLeaf, live_leaf, tells_of_steps
+from ckptstore.state.live import JustInTime, Lender, LiveLeaf, live_leaf
 from ckptstore.state.optimizers import Owned
 from ckptstore.state.pieces import PiecedLeaf
 from ckptstore.state.shards import form_of
+from ckptstore.state.steps import Hooks, is_within_one, tells_of_steps
 from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, lacks_address, plain_bytes
 from ckptstore.state.tree import Flat
 
@@ -67,10 +68,12 @@ class Stager:
         self._fingerprint = fingerprint
         self._buffers = KeptBuffers()
         self._devices = DeviceStager()
+        self._hooks = Hooks()
         self._copied: list[tuple[Kept, bytes | None]] = []
 
     def close(self) -> None:
-        """Free the kept memory."""
+        """Free the kept memory, and leave the optimizers."""
+        self._hooks.detach()
         self._copied.clear()
         self._buffers.close()
         self._devices.clear()
@@ -78,14 +81,17 @@ class Stager:
     def stage(self, flat: Flat, *, just_in_time: bool) -> Staged:
         """The state as it is now. With `just_in_time`, what its optimizers own stays live; what is tied is copied once.
 
-        What was staged before must not be read any more.
+        Within a step of any, nothing does: it may go on to change what it likes. What was staged before must not be
+        read any more.
         """
         single = _untied(flat)
         self._buffers.forget_all_but(single)
-        optimizers = [it for it in flat.stateful.values() if tells_of_steps(it)] if just_in_time else []
+        watched = just_in_time and not is_within_one()
+        optimizers = [it for it in flat.stateful.values() if tells_of_steps(it)] if watched else []
         there = self._devices.stage(single, apart=True)
         here = {path: leaf for path, leaf in single.items() if path not in there}
         live, owners = self._live(here, flat.sharded, Owned(optimizers))
+        self._hooks.attach(owners)
         staged = there | live | self._copies({path: leaf for path, leaf in here.items() if path not in live})
         sharded = {path: form_of(tensor) for path, tensor in flat.sharded.items()}
         return Staged(replace(_with(flat, staged), sharded=sharded), JustInTime(owners, self._buffers))

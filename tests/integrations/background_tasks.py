@@ -117,7 +117,6 @@ def change_what_is_lent(group, how):
             }[how]()
         flat = staged.settled()
     finally:
-        staged.just_in_time.unhook()
         stager.close()
     leaf = flat.leaves[path]
     assert isinstance(leaf, TensorLeaf) and flat.sharded["average"].requires_grad

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ckptstore.format.digests import digest_named
 from ckptstore.state.kept import KeptBuffers
+from ckptstore.state.live import live_leaf
 from ckptstore.state.staging import Stager
 from ckptstore.state.tensors import TensorLeaf, pointer
 from ckptstore.state.tree import flatten, unflatten
@@ -52,7 +53,6 @@ class Watched(Stager):
         staged = self.stage(flatten(state), just_in_time=just_in_time)
         counts = self.copied, self.seen
         staged.just_in_time.close()
-        staged.just_in_time.unhook()
         self.remember()
         return counts
 
@@ -148,7 +148,6 @@ def test_only_what_optimizers_own_stays_live(stager):
     assert unmoved(staged, state) == {"w", "o/0/state/0/momentum_buffer", "owned"}
     assert_same(staged.flat.leaves["w"].tensor, weight)
     staged.just_in_time.close()
-    staged.just_in_time.unhook()
     staged = stager.stage(flatten(state), just_in_time=False)
     assert unmoved(staged, state) == set()
 
@@ -161,3 +160,18 @@ def test_every_array_is_staged_as_it_is(arrays):
         assert_same(unflatten(staged.flat.containers, tensors(staged.flat)), {"arrays": arrays})
         stager.remember()
     stager.close()
+
+
+def test_a_tensor_that_is_lent_may_not_change_though_it_was_settled():
+    buffers = KeptBuffers()
+    lender = live_leaf("x", TensorLeaf(torch.zeros(10)), [], buffers).lender
+    _, loan = lender.borrow(0, 4)
+    assert not lender.may_change()
+    buffers.copy(lender.claim())
+    assert not lender.may_change()
+    lender.settle(well=True)
+    assert not lender.may_change()
+    assert loan is not None
+    loan.end()
+    assert lender.may_change()
+    buffers.close()

@@ -1,0 +1,90 @@
+"""Steps of optimizers: who wants to know is told before each of them."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeGuard
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+
+class Watcher(Protocol):
+    """Whoever wants to know."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The optimizer steps when this returns."""
+
+
+_WATCHERS: weakref.WeakValueDictionary[int, Watcher] = weakref.WeakValueDictionary()
+_FILE = Optimizer.profile_hook_step.__code__.co_filename
+
+
+def watch(watcher: Watcher) -> None:
+    """Tell it of the steps of all optimizers from now on, until `unwatch`, or until it is gone."""
+    _WATCHERS[id(watcher)] = watcher
+
+
+def unwatch(watcher: Watcher) -> None:
+    """Tell it no more."""
+    _WATCHERS.pop(id(watcher), None)
+
+
+def tells_of_steps(value: object) -> TypeGuard[Optimizer]:
+    """Whether it is an optimizer that runs hooks; one that wraps another may not be set up for them."""
+    return isinstance(value, Optimizer) and hasattr(value, "_optimizer_step_pre_hooks")
+
+
+def is_within_one() -> bool:
+    """Whether this thread is in code of some optimizer: its hooks ran already, or run now and must stay as they are.
+
+    So it is in a hook, in a closure that `step` calls, and in a signal's handler that interrupts either.
+    """
+    frame = sys._getframe()  # noqa: SLF001 - has no public name
+    while frame.f_back is not None and frame.f_code.co_filename != _FILE:
+        frame = frame.f_back
+    return frame.f_code.co_filename == _FILE
+
+
+class Hooks:
+    """Make torch call out of steps that it compiles, which it does for optimizers that have hooks of their own.
+
+    They stay from one commit to the next: torch compiles anew when they change, and iterates over them while they run.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self, optimizers: Iterable[Optimizer]) -> None:
+        """To those that have none of these yet."""
+        attached = {id(handle.hooks_dict_ref()) for handle in self._handles}
+        for optimizer in optimizers:
+            if id(optimizer._optimizer_step_pre_hooks) not in attached:  # noqa: SLF001 - has no public name
+                self._handles.append(optimizer.register_step_pre_hook(_before_step))
+
+    def detach(self) -> None:
+        """From all, unless one of them may be running them: they do nothing without a commit in flight."""
+        if not is_within_one():
+            for handle in self._handles:
+                handle.remove()
+        self._handles.clear()
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for found in _WATCHERS.valuerefs():  # a list, whoever adds to it meanwhile
+        watcher = found()
+        if watcher is not None:
+            watcher.before_step(optimizer)
+
+
+def _before_any_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Ahead of all other hooks. Not where torch compiles, since it would compile this too; see `Hooks`."""
+    if not torch.compiler.is_compiling():
+        _before_step(optimizer, args, kwargs)
+
+
+register_optimizer_step_pre_hook(_before_any_step)
