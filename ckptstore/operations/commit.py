@@ -26,7 +26,7 @@ from ckptstore.operations.history import Draft
 from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.publish import make_commit, new_commit, taken_step
 from ckptstore.state.adam import find_recipes
-from ckptstore.state.device_leaf import DeviceLeaf
+from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.live import LiveLeaf, Loan, live_leaves
 from ckptstore.state.tensors import TensorLeaf, plain_bytes
 from ckptstore.state.tree import Flat
@@ -118,7 +118,9 @@ def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: 
     division = chunks.config.division
     steady = _steady(flat, chunks.glances)
     likely_new_first = sorted(flat.leaves, key=steady.__contains__)
-    planned = {path: _plan(flat.leaves[path], division) for path in likely_new_first if path not in repeated}
+    untied = {path: flat.leaves[path] for path in likely_new_first if path not in repeated}
+    brought = _brought(untied.values())
+    planned = {path: _plan(leaf, division, brought) for path, leaf in untied.items()}
     recipes = find_recipes(flat) if chunks.compression == "best" else []
     trained = Trained(recipes, {path: item.entry for path, item in planned.items()}, lineage)
     arrivals = Arrivals(writer, _on_devices(planned))
@@ -171,11 +173,21 @@ def _on_devices(planned: Mapping[str, _Planned]) -> dict[str, tuple[DeviceLeaf, 
     return {path: (leaf, grid) for path, leaf, grid in leaves if isinstance(leaf, DeviceLeaf) and grid is not None}
 
 
-def _plan(leaf: TensorLeaf | Value, division: Division) -> _Planned:
-    return _plan_tensor(leaf, division) if isinstance(leaf, TensorLeaf) else _plan_value(leaf, division.most)
+def _brought(leaves: Iterable[TensorLeaf | Value]) -> dict[DeviceLeaf, bytes]:
+    """What lies on devices and is to stand in the manifest itself."""
+    small = [leaf for leaf in leaves if isinstance(leaf, DeviceLeaf) and 0 < leaf.nbytes <= INLINE_TENSOR]
+    return dict(zip(small, map(bytes, bring_all((leaf, (0, leaf.nbytes)) for leaf in small)), strict=True))
 
 
-def _plan_tensor(leaf: TensorLeaf, division: Division) -> _Planned:
+def _plan(leaf: TensorLeaf | Value, division: Division, brought: Mapping[DeviceLeaf, bytes]) -> _Planned:
+    if not isinstance(leaf, TensorLeaf):
+        return _plan_value(leaf, division.most)
+    here = brought[leaf] if isinstance(leaf, DeviceLeaf) and leaf in brought else None
+    return _plan_tensor(leaf, division, here)
+
+
+def _plan_tensor(leaf: TensorLeaf, division: Division, here: bytes | None) -> _Planned:
+    """A tensor, whose bytes are `here` if they had to be brought."""
     shape, itemsize = leaf.shape, leaf.itemsize
     small = leaf.nbytes <= INLINE_TENSOR
     grid = grid_of(shape, default_chunk_shape(shape, itemsize, division))
@@ -185,7 +197,7 @@ def _plan_tensor(leaf: TensorLeaf, division: Division) -> _Planned:
         itemsize=itemsize,
         shape=shape,
         chunk_shape=grid.chunk_shape,
-        inline=bytes(leaf.row_major()) if small else b"",
+        inline=b"" if not small else bytes(leaf.row_major()) if here is None else here,
         order=leaf.order,
         requires_grad=leaf.requires_grad,
         parameter=leaf.parameter,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +21,13 @@ from ckptstore.state.tensors import TensorLeaf, as_tracked
 
 _AHEAD = 32 << 20
 """Bytes on their way to the host while earlier ones are looked at there."""
+_TOGETHER = 1 << 20
+"""Bytes of small ranges that share memory there and a mark: making both takes longer than such a range does."""
+
+_ALIGN = 64
+"""So that whoever looks at numbers finds them where they may lie."""
+
+Wanted = tuple["DeviceLeaf", Span]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,15 +83,6 @@ class DeviceLeaf(TensorLeaf):
         """Of its bytes, which are row-major whatever the form is."""
         return tuple(prod(self.shape[dim + 1 :]) * self.itemsize for dim in range(len(self.shape)))
 
-    def bring(self, span: Span) -> tuple[Tensor, Mark]:
-        """A range of bytes, in memory of the host once the mark has come."""
-        source = self.shadow.content[slice(*span)]
-        if self.shadow.on_host:
-            return source, self.ready
-        target = self.lane.pinned(len(source))
-        self.lane.submit(lambda: copy_bytes([(target, source)]))
-        return target, self.lane.mark()
-
 
 def form_of(tensor: Tensor, before: Tensor | None) -> Tensor:
     """A tensor of the same form without memory: the one that there was `before` when that does."""
@@ -92,18 +92,61 @@ def form_of(tensor: Tensor, before: Tensor | None) -> Tensor:
     return as_tracked(form, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
 
 
-def bring_all(wanted: Iterable[tuple[DeviceLeaf, Span]]) -> Iterator[memoryview]:
+def bring_all(wanted: Iterable[Wanted]) -> Iterator[memoryview]:
     """The bytes of many ranges, in order; the next ones are under way meanwhile."""
-    ahead: deque[tuple[Tensor, Mark]] = deque()
+    ahead: deque[_Group] = deque()
     under_way = 0
-    for leaf, span in wanted:
-        ahead.append(leaf.bring(span))
-        under_way += len(ahead[-1][0])
+    for group in _groups(wanted):
+        ahead.append(_sent(group))
+        under_way += ahead[-1].size
         while under_way > _AHEAD:
-            under_way -= len(ahead[0][0])
-            yield _arrived(*ahead.popleft())
+            under_way -= ahead[0].size
+            yield from _arrived(ahead.popleft())
     while ahead:
-        yield _arrived(*ahead.popleft())
+        yield from _arrived(ahead.popleft())
+
+
+class _Group(NamedTuple):
+    """Ranges of bytes that are in memory of the host once the mark has come."""
+
+    contents: list[Tensor]
+    mark: Mark
+    size: int
+
+
+def _groups(wanted: Iterable[Wanted]) -> Iterator[list[Wanted]]:
+    """What may cross together."""
+    group: list[Wanted] = []
+    size = 0
+    for leaf, span in wanted:
+        size += span[1] - span[0]
+        if group and (size > _TOGETHER or leaf.shadow.on_host or leaf.lane is not group[0][0].lane):
+            yield group
+            group, size = [], span[1] - span[0]
+        group.append((leaf, span))
+        if leaf.shadow.on_host:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _sent(group: list[Wanted]) -> _Group:
+    leaf, _ = group[0]
+    sources = [leaf.shadow.content[slice(*span)] for leaf, span in group]
+    sizes = [len(source) for source in sources]
+    if leaf.shadow.on_host:
+        return _Group(sources, leaf.ready, sum(sizes))
+    starts = list(accumulate((size + -size % _ALIGN for size in sizes), initial=0))[:-1]
+    memory = leaf.lane.pinned(starts[-1] + sizes[-1])
+    targets = [memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    leaf.lane.submit(lambda: copy_bytes(zip(targets, sources, strict=True)))
+    return _Group(targets, leaf.lane.mark(), len(memory))
+
+
+def _arrived(group: _Group) -> list[memoryview]:
+    group.mark.wait()
+    return [content.numpy().data for content in group.contents]
 
 
 def copy_bytes(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -114,8 +157,3 @@ def copy_bytes(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 def _form(tensor: Tensor) -> tuple[object, ...]:
     return type(tensor), tensor.requires_grad, tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _arrived(content: Tensor, mark: Mark) -> memoryview:
-    mark.wait()
-    return content.numpy().data

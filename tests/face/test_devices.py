@@ -92,7 +92,9 @@ def test_the_fake_device_tells_when_an_order_is_missing(tmp_path, monkeypatch, l
 
 
 def test_the_fake_device_tells_when_nobody_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr("ckptstore.state.device_leaf._arrived", lambda content, _: content.numpy().data)
+    monkeypatch.setattr(
+        "ckptstore.state.device_leaf._arrived", lambda group: [content.numpy().data for content in group.contents]
+    )
     assert any(steps_that_differ(tmp_path / str(seed), FakeDevices(seed)) for seed in range(20))
 
 
@@ -201,6 +203,26 @@ def test_memory_of_the_host_is_taken_once_for_many(store, monkeypatch):
         assert lane.crossed < 1.01 * 3 * large["0"].nbytes
         assert len(asked) == 2  # of fingerprints, and of all tensors
         assert_same(store.checkout(0), large)
+
+
+@pytest.mark.parametrize("how", ["commit", "commit_async"])
+@pytest.mark.parametrize("sizes", [[1] * 50, [3, 1, 7000, 2, 300_000, 1, 5, 40_000] * 2])
+def test_small_tensors_cross_together(store, monkeypatch, how, sizes):
+    asked = []
+    pinned = FakeLane.pinned
+
+    def counted(lane: FakeLane, size: int) -> Tensor:
+        asked.append(size)
+        return pinned(lane, size)
+
+    monkeypatch.setattr(FakeLane, "pinned", counted)
+    with FakeDevices(3, 2) as devices:
+        state = {str(at): devices.put(torch.randn(size), at == 9) for at, size in enumerate(sizes)}
+        made = getattr(store, how)(state, step=0)
+        if how == "commit_async":
+            made.result()
+        assert len(asked) < (8 if len(sizes) == 50 else len(sizes))
+        assert_same(store.checkout(0), state)
 
 
 def test_a_first_commit_in_inference_mode_spoils_no_later_one(store):
@@ -365,6 +387,7 @@ def test_steps_of_adam_are_known_there_too(tmp_path, how):
                 for tensor in kept.values():
                     devices.put(tensor)
             getattr(store, how)({"model": model, "optimizer": optimizer}, step=step)
+            store._background.settle()  # the next step is of the host, in none of the device's queues
         store._background.land()
         packs = store._parts.catalog.packs()
         codecs = [chunk.codec for pack in packs for chunk in store._parts.catalog.pack_chunks(pack.name)]

@@ -36,7 +36,8 @@ def log(monkeypatch):
 
 @pytest.mark.parametrize("chunk", [(8, SIDE), (SIDE, 8)], ids=["in one range", "in many"])
 @pytest.mark.parametrize("seed", range(4))
-def test_pieces_are_on_their_way_before_one_is_waited_for(log, chunk, seed):
+def test_pieces_are_on_their_way_before_one_is_waited_for(log, monkeypatch, chunk, seed):
+    monkeypatch.setattr("ckptstore.state.device_leaf._TOGETHER", 0)  # which these small ones would cross
     tensor = torch.randn(SIDE, SIDE)
     grid = Grid((SIDE, SIDE), chunk)
     with FakeDevices(seed) as devices:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckptstore.state.device_leaf import bring_all
 from ckptstore.state.device_staging import DeviceStager
-from ckptstore.state.tensors import TensorLeaf, chunk_bytes
+from ckptstore.state.tensors import TensorLeaf, chunk_bytes, pointer
 from ckptstore.testing.lanes import FakeDevices
 
 DTYPES = [torch.int8, torch.bfloat16, torch.float32, torch.complex128]
@@ -34,3 +36,28 @@ def test_a_box_is_what_it_is_on_the_host(box, dtype, turned):
     assert span is None or all_of_it[slice(*span)] == expected
     places = torch.arange(tensor.numel()).view(shape)[tuple(map(slice, start, stop))].flatten()
     assert (span is not None) == bool((places.diff() == 1).all())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 1000),
+    sizes=st.lists(st.tuples(st.integers(1, 300), st.booleans()), min_size=1, max_size=12),
+    room=st.sampled_from([0, 1 << 20, 400]),
+    together=st.sampled_from([0, 100, 1 << 20]),
+    ahead=st.sampled_from([0, 500, 1 << 20]),
+)
+def test_ranges_come_in_order_however_they_cross(monkeypatch, seed, sizes, room, together, ahead):
+    monkeypatch.setattr("ckptstore.state.device_leaf._TOGETHER", together)
+    monkeypatch.setattr("ckptstore.state.device_leaf._AHEAD", ahead)
+    tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size, _ in sizes]
+    with FakeDevices(seed, 2, room) as devices:
+        leaves = {str(at): TensorLeaf(devices.put(tensor, sizes[at][1])) for at, tensor in enumerate(tensors)}
+        staged = DeviceStager().stage(leaves, apart=True)
+        wanted = [(staged[str(at)], (len(it) // 3, len(it))) for at, it in enumerate(tensors)]
+        found = list(bring_all(iter(wanted)))
+    assert found == [it[len(it) // 3 :].numpy().data for it in tensors]
+    assert all(
+        pointer(np.frombuffer(it, np.uint8)) % 64 == 0
+        for it, (leaf, _) in zip(found, wanted, strict=True)
+        if not leaf.shadow.on_host
+    )
