@@ -32,6 +32,8 @@ WhenBusy = Literal["wait", "raise"]
 _BUSY = "another background commit is in flight: call its handle's result(), or commit with when_busy='wait'"
 _FAST_DIGEST = "xxh3_128"
 _ALL: weakref.WeakSet[Background] = weakref.WeakSet()
+_OF_PARENTS: list[object] = []
+"""What a forked process has of its parent's commits. Memory and events of a device may only be freed over there."""
 
 
 class _Told(NamedTuple):
@@ -58,6 +60,7 @@ class Background:
         """In a process that was forked off, where no thread goes on that could be in the midst of anything."""
         if self._staged is not None:
             self._staged.just_in_time.forget()
+        _OF_PARENTS.append((self._staged, self._stager))
         self._lock, self._guard = threading.Lock(), threading.Lock()
         self._preparing = self._flight = self._staged = self._stager = None
 

@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ckptstore.errors import StateError
 
-_MARGIN, _SHORT = 0.1, 0.05
-"""Parts of a device's memory: what is left to training beyond what that holds, and what must be left to keep copies."""
+_MARGIN, _SHORT, _SEEN = 0.1, 0.05, 0.001
+"""Parts of a device's memory: what is left to training beyond the most that it took, what must be left to keep copies,
+and how much less than that it must hold now, to say that it was at work: before, nobody knows what it will take."""
 
+_STATS = "reserved_bytes.all.current", "allocated_bytes.all.current", "allocated_bytes.all.peak"
 _TURN = Lock()
 
 
@@ -26,6 +29,45 @@ class CudaMark:
 
     def wait(self) -> None:
         self.event.synchronize()
+
+
+class Usage(NamedTuple):
+    """Bytes of a device's memory.
+
+    Attributes:
+        total: all of it.
+        others: what neither is free nor torch's.
+        held: by tensors now.
+        peak: by tensors at most, since the process began or somebody reset that.
+    """
+
+    total: int
+    others: int
+    held: int
+    peak: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Usage:
+        """As it is now."""
+        free, total = torch.cuda.mem_get_info(device)
+        try:
+            stats = torch.cuda.memory_stats(device)
+        except RuntimeError:  # an allocator of somebody else keeps none
+            stats = {}
+        reserved, held, peak = (stats.get(name, 0) for name in _STATS)
+        return cls(total, total - free - reserved, held, peak)
+
+    def spare(self) -> int:
+        """What may be taken, if anything, so that training finds a margin when it takes again what it took."""
+        was_at_work = self.peak - self.held >= _SEEN * self.total
+        return max(self._left() - int(_MARGIN * self.total), 0) if was_at_work else 0
+
+    def is_short(self) -> bool:
+        """Whether training finds hardly anything beyond what it took."""
+        return self._left() < _SHORT * self.total
+
+    def _left(self) -> int:
+        return self.total - self.others - self.peak
 
 
 class CudaLane:
@@ -60,12 +102,10 @@ class CudaLane:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def spare_bytes(self) -> int:
-        free, total = torch.cuda.mem_get_info(self._device)
-        return free - int(_MARGIN * total)
+        return Usage.of(self._device).spare()
 
     def is_short(self) -> bool:
-        free, total = torch.cuda.mem_get_info(self._device)
-        return free < _SHORT * total
+        return Usage.of(self._device).is_short()
 
     def allocate(self, size: int) -> Tensor:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):  # whose memory it is from here on

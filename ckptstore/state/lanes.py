@@ -45,7 +45,7 @@ class Lane(Protocol):
         """What the caller's current queue is given from here on waits for everything that was submitted so far."""
 
     def spare_bytes(self) -> int:
-        """How much memory of the device may be taken and leaves training a margin."""
+        """How much memory of the device may be taken and leaves training a margin; none before it was at work."""
 
     def is_short(self) -> bool:
         """Whether training may soon want the memory that was taken."""

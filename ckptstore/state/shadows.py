@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -22,40 +22,48 @@ class Shadow(NamedTuple):
 
 
 class Shadows:
-    """By path: on the device as long as that leaves training a margin, else in pinned memory."""
+    """By path: on the device as long as that leaves training a margin, else in pinned memory until it does."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._held: dict[str, Shadow] = {}
         self._there = _Slabs(lane.allocate, 32 << 20, below=1 << 20)
         self._here = _Slabs(lane.pinned, 256 << 20, below=_SHARED)  # where one alone takes up to twice its bytes
+        self._in_pieces = False
 
     def take(self, sizes: Mapping[str, int]) -> tuple[dict[str, Shadow], set[str]]:
         """One of each size, and the paths of those that do not hold what they held last time. Others are freed."""
         short = self._lane.is_short()
         kept = {path: self._held[path] for path, size in sizes.items() if self._fits(path, size, short=short)}
         self._held = kept
-        fresh = [path for path in sizes if path not in kept]
-        if fresh:
-            with torch.inference_mode(mode=False):  # or nobody could write there outside of it
-                self._add({path: sizes[path] for path in fresh}, -1 if short else self._lane.spare_bytes())
-        return kept, set(fresh)
+        wanting = [path for path in sizes if path not in kept or kept[path].on_host]
+        if not wanting:
+            return kept, set()
+        with torch.inference_mode(mode=False):  # or nobody could write there outside of it
+            there = self._on_device({path: sizes[path] for path in wanting}, 0 if short else self._lane.spare_bytes())
+            rest = {path: sizes[path] for path in wanting if path not in there and path not in kept}
+            here = {path: Shadow(content, on_host=True) for path, content in self._here.cut_all(rest)}
+        kept |= there | here
+        return kept, {*there, *here}
 
     def _fits(self, path: str, size: int, *, short: bool) -> bool:
         held = self._held.get(path)
         return held is not None and held.content.nbytes == size and (held.on_host or not short)
 
-    def _add(self, sizes: Mapping[str, int], room: int) -> None:
-        left = sum(size + _ALIGN for size in sizes.values() if size < _SHARED)
+    def _on_device(self, sizes: Mapping[str, int], room: int) -> dict[str, Shadow]:
+        """As many as there is room for."""
+        taken: dict[str, int] = {}
         for path, size in sizes.items():
-            content = None
-            if size <= room:
-                try:
-                    content, room = self._there.cut(size, left), room - size
-                except torch.OutOfMemoryError:  # what is spare lies in pieces, and each look for more is slow
-                    room = -1
-            self._held[path] = Shadow(self._here.cut(size, left) if content is None else content, content is None)
-            left -= size + _ALIGN if size < _SHARED else 0
+            if size < room:
+                taken[path] = size
+                room -= size
+        found: dict[str, Shadow] = {}
+        try:
+            for path, content in self._there.cut_all({} if self._in_pieces else taken):
+                found[path] = Shadow(content, on_host=False)
+        except torch.OutOfMemoryError:  # what is spare lies in pieces, and each look for more is slow
+            self._in_pieces = True
+        return found
 
 
 class _Slabs:
@@ -65,8 +73,15 @@ class _Slabs:
         self._allocate, self._slab, self._below = allocate, slab, below
         self._free: Tensor | None = None
 
-    def cut(self, size: int, left: int) -> Tensor:
-        """Memory for one leaf; `left` is what it and those to come will share."""
+    def cut_all(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
+        """Memory for each path, one after the other."""
+        left = sum(size + _ALIGN for size in sizes.values() if size < self._below)
+        for path, size in sizes.items():
+            yield path, self._cut(size, left)
+            left -= size + _ALIGN if size < self._below else 0
+
+    def _cut(self, size: int, left: int) -> Tensor:
+        """Memory for one; `left` is what it and those to come share."""
         if size >= self._below:
             return self._allocate(size)
         if self._free is None or len(self._free) < size:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import ckptstore
-from ckptstore.state.cuda import CudaLane
+from ckptstore.state.cuda import CudaLane, cuda_lane
 from ckptstore.testing.equality import assert_same
 
 pytestmark = [
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 COUNT = 5_000_000
-ROOMS = {"room": None, "no room": 0, "short of room": -1}
+ROOMS = {"room": 8 << 30, "no room": 0, "short of room": -1}
 
 
 @pytest.fixture
@@ -27,11 +27,10 @@ def store(tmp_path):
 
 @pytest.fixture(params=ROOMS)
 def room(request, monkeypatch):
-    """With the memory that there is, and as if there was none to spare."""
+    """With memory to spare, and as if there was none."""
     room = ROOMS[request.param]
-    if room is not None:
-        monkeypatch.setattr(CudaLane, "spare_bytes", lambda _: room)
-        monkeypatch.setattr(CudaLane, "is_short", lambda _: room < 0)
+    monkeypatch.setattr(CudaLane, "spare_bytes", lambda _: room)
+    monkeypatch.setattr(CudaLane, "is_short", lambda _: room < 0)
     return request.param
 
 
@@ -105,6 +104,19 @@ def test_memory_that_does_not_suffice(store, monkeypatch):
     state["t0"].zero_()
     handle.result()
     assert_same(store.checkout(0), before)
+
+
+def test_copies_are_on_the_device_once_training_was_at_work(store):
+    lane, state = cuda_lane(torch.empty(1, device="cuda")), tensors()
+    torch.cuda.reset_peak_memory_stats()
+    assert lane.spare_bytes() == 0
+    store.commit_async(state, step=0).result()
+    before = torch.cuda.memory_allocated()
+    torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    assert lane.spare_bytes() > 0
+    store.commit_async(state, step=1).result()
+    assert torch.cuda.memory_allocated() - before > 15 * COUNT
+    assert_same(store.checkout(1), on_the_host(state))
 
 
 def test_a_model_and_its_optimizer(store):

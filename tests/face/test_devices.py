@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import random
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +22,7 @@ from torch import Tensor
 import ckptstore
 from ckptstore import BudgetTooSmall, CorruptData, KeepLast
 from ckptstore.state.device_staging import _Look
+from ckptstore.state.shadows import Shadows
 from ckptstore.state.tensors import allocate, finish
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.lanes import FakeDevices, FakeLane
@@ -184,8 +191,41 @@ def test_room_in_pieces_is_not_looked_for_again(store, monkeypatch):
     monkeypatch.setattr(FakeLane, "allocate", counted)
     with FakeDevices() as devices:
         devices.lanes[0].broken = True
-        store.commit_async({str(at): devices.put(numbers(at)) for at in range(5)}, step=0).result()
+        state = {str(at): devices.put(numbers(at)) for at in range(5)}
+        for step in range(3):
+            store.commit_async(state, step=step).result()
     assert len(asked) == 1
+
+
+def test_as_much_is_kept_on_the_device_as_there_is_room_for():
+    lane = FakeLane(random.Random(0), room=5 << 19)
+    shadows, sizes = Shadows(lane), dict.fromkeys("abcd", 1 << 20)
+    for room, on_host in [
+        (None, [False, False, True, True]),
+        (None, [False, False, True, True]),
+        (3 << 20, [False] * 4),
+    ]:
+        lane.room = lane.room if room is None else room
+        found, _ = shadows.take(sizes)
+        assert [found[path].on_host for path in sizes] == on_host
+
+
+def test_copies_move_to_the_device_once_there_is_room(store):
+    with FakeDevices(room=0) as devices:
+        lane, tensor = devices.lanes[0], devices.put(numbers())
+        for step, (room, crossed) in enumerate([(0, 4 * COUNT), (1 << 30, 0), (1 << 30, 0), (-1, 4 * COUNT)]):
+            before, lane.room = lane.crossed, room
+            store.commit_async({"x": tensor}, step=step).result()
+            assert 0 <= lane.crossed - before - FINGERPRINTS - crossed <= (512 if crossed else 0)
+        lane.room = 1 << 30
+        for step in (10, 11):
+            lane.train(lambda: tensor[:9].mul_(2))
+            store.commit_async({"x": tensor}, step=step)
+            lane.train(lambda: tensor[:9].mul_(2))
+            store._background.land()
+            lane.synchronize()
+            tensor[:9].div_(2)
+            assert_same(store.checkout(step)["x"], tensor)
 
 
 def test_memory_of_the_host_is_taken_once_for_many(store, monkeypatch):
@@ -395,6 +435,66 @@ def test_steps_of_adam_are_known_there_too(tmp_path, how):
         found = store.checkout(2)
         assert_same(dict(found["model"]), dict(model.state_dict()))
         assert_same(found["optimizer"]["state"], optimizer.state_dict()["state"])
+
+
+# processes
+
+
+def _tell_freed(freed: list[int], said: Any) -> None:
+    gc.collect()
+    said.put(list(freed))
+
+
+class Event:
+    """A mark that something can be told of."""
+
+    def __init__(self, mark: Any) -> None:
+        self.wait = mark.wait
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("when", ["under way", "over"])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_frees_nothing_of_a_device(tmp_path, monkeypatch, room, when):
+    """There, torch would call a driver that is in no state to answer."""
+    freed: list[object] = []
+
+    def watched(original):
+        def take(lane: FakeLane, *size: int) -> Any:
+            made = original(lane, *size)
+            memory = np.empty(size, np.uint8) if size else Event(made)
+            weakref.finalize(memory, freed.append, size or "event")
+            return torch.from_numpy(memory) if size else memory
+
+        return take
+
+    def wait(*_: Any) -> None:
+        under_way.set()
+        may_go_on.wait(60)
+        raise ckptstore.StorageFull("no space")
+
+    for name in ("pinned", "allocate", "mark"):
+        monkeypatch.setattr(FakeLane, name, watched(getattr(FakeLane, name)))
+    under_way, may_go_on = threading.Event(), threading.Event()
+    context = multiprocessing.get_context("fork")
+    said = context.SimpleQueue()
+    with FakeDevices(room=ROOMS[room]) as devices, ckptstore.open(tmp_path / "store", chunk_bytes=CHUNK) as store:
+        state = {"x": devices.put(numbers())}
+        store.commit_async(state, step=0).result()
+        if when == "under way":
+            monkeypatch.setattr("ckptstore.operations.commit.commit", wait)
+            store.commit_async(state, step=1)
+            assert under_way.wait(60)
+        gc.collect()
+        freed.clear()
+        child = context.Process(target=_tell_freed, args=(freed, said))
+        child.start()
+        child.join(60)
+        may_go_on.set()
+        assert child.exitcode == 0
+        assert said.get() == []
+        with pytest.raises(ckptstore.StorageFull) if when == "under way" else nullcontext():
+            store._background.land()
 
 
 # back to devices

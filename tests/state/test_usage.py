@@ -1,0 +1,64 @@
+"""What is taken of a CUDA device's memory beside training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ckptstore.state.cuda import Usage
+
+GIB = 1 << 30
+DEVICE = torch.device("cuda", 0)
+
+
+def usage(held: int, peak: int, others: int = 1) -> Usage:
+    return Usage(80 * GIB, others * GIB, held * GIB, peak * GIB)
+
+
+@pytest.mark.parametrize(
+    ("it", "spare"),
+    [
+        (usage(30, 50), 21),  # of what is left beyond the peak, a tenth of all is training's
+        (usage(30, 50, others=20), 2),
+        (usage(30, 72), 0),
+        (usage(30, 30), 0),  # a state that was made or loaded, and no step yet
+        (usage(0, 79), 0),
+    ],
+)
+def test_what_training_took_at_most_is_left_to_it(it, spare):
+    assert it.spare() == spare * GIB
+
+
+@pytest.mark.parametrize(
+    ("it", "short"), [(usage(30, 50), False), (usage(70, 74), False), (usage(70, 76), True), (usage(30, 50, 27), True)]
+)
+def test_copies_are_given_up_before_training_finds_no_memory(it, short):
+    assert it.is_short() == short
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, free: int, stats: Any) -> Usage:
+    def told(_: torch.device) -> Any:
+        if isinstance(stats, Exception):
+            raise stats
+        return stats
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_stats", told)
+    return Usage.of(DEVICE)
+
+
+def test_memory_that_torch_holds_in_reserve_is_free(monkeypatch):
+    stats = {"reserved_bytes.all.current": 70, "allocated_bytes.all.current": 20, "allocated_bytes.all.peak": 40}
+    found = asked(monkeypatch, 2, {name: count * GIB for name, count in stats.items()})
+    assert found == usage(20, 40, others=8)
+    assert found.spare() == 24 * GIB
+    assert not found.is_short()
+
+
+def test_an_allocator_that_tells_nothing_is_left_alone(monkeypatch):
+    found = asked(monkeypatch, 60, RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats"))
+    assert found.spare() == 0
+    assert not found.is_short()
+    assert asked(monkeypatch, 3, {}).is_short()
