@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -112,7 +113,16 @@ class CudaLane:
             return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def pinned(self, size: int) -> Tensor:
+        return pinned(size)
+
+
+def pinned(size: int) -> Tensor:
+    """As many bytes of the host that devices reach by themselves; with a warning, some that they do not."""
+    try:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+    except RuntimeError as error:
+        warnings.warn(f"copies go on slowly, since the system pins no {size} bytes: {error!r}", stacklevel=2)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")  # to and from which CUDA copies before it returns
 
 
 def cuda_lane(tensor: Tensor) -> CudaLane:

@@ -5,6 +5,7 @@ waits for the fingerprints only; training waits for the copies where it runs, on
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from threading import Lock
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from ckptstore.state.fingerprints import fingerprints, segments
 from ckptstore.state.lanes import Lane, Mark, lane_of
 from ckptstore.state.prints import Prints, Span, changed_spans, untouched
 from ckptstore.state.shadows import Shadow, Shadows
-from ckptstore.state.tensors import TensorLeaf, as_row_major, flat_bytes, same_place
+from ckptstore.state.tensors import TensorLeaf, as_row_major, as_tracked, flat_bytes, same_place
 
 _GAP_THERE, _GAP_HERE = 8 << 20, 256 << 10
 """Bytes that are sooner copied than left out: a copy more takes as long, within a device and to the host."""
@@ -30,7 +31,7 @@ class DeviceStager:
     def __init__(self) -> None:
         self._lanes: dict[Lane, _LaneStager] = {}
 
-    def stage(self, leaves: Mapping[str, TensorLeaf | Value], *, apart: bool) -> dict[str, DeviceLeaf]:
+    def stage(self, leaves: Mapping[str, TensorLeaf | Value], *, apart: bool) -> dict[str, TensorLeaf]:
         """Those leaves that lie on devices, as they are now; what was staged before must not be read any more.
 
         Work that current queues are given after the return may change the tensors with `apart`; otherwise nothing is
@@ -38,9 +39,21 @@ class DeviceStager:
         """
         by_lane = _by_lane(leaves)
         self._lanes |= {lane: _LaneStager(lane) for lane in by_lane if lane not in self._lanes}
-        looks = {lane: self._lanes[lane].look(group) for lane, group in by_lane.items()}
-        staged = (self._lanes[lane].stage(by_lane[lane], look, apart=apart) for lane, look in looks.items())
-        return {path: leaf for group in staged for path, leaf in group.items()}
+        looks = {lane: self._looked(lane, group) for lane, group in by_lane.items()}
+        staged: dict[str, TensorLeaf] = {}
+        for lane, look in looks.items():
+            group = by_lane[lane]
+            staged |= _fetched(group) if look is None else self._lanes[lane].stage(group, look, apart=apart)
+        return staged
+
+    def _looked(self, lane: Lane, group: Mapping[str, Tensor]) -> _Look | None:
+        try:
+            return self._lanes[lane].look(group)
+        except torch.OutOfMemoryError as error:
+            warnings.warn(
+                f"all is copied to the host, since a device has no memory to tell what changed: {error}", stacklevel=2
+            )
+            return None
 
     def clear(self) -> None:
         """Free the kept memory."""
@@ -55,6 +68,16 @@ def _by_lane(leaves: Mapping[str, TensorLeaf | Value]) -> dict[Lane, dict[str, T
             if lane is not None:
                 found.setdefault(lane, {})[path] = leaf.tensor
     return found
+
+
+def _fetched(tensors: Mapping[str, Tensor]) -> dict[str, TensorLeaf]:
+    """Copies on the host, one after the other."""
+    return {path: TensorLeaf(_on_host(tensor)) for path, tensor in tensors.items()}
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    copied = tensor.detach().to("cpu", copy=True)
+    return as_tracked(copied, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
 
 
 def _live(rows: Mapping[str, Tensor]) -> dict[str, Shadow]:

@@ -89,18 +89,26 @@ def _secret() -> Tensor:
 def kernel(device: torch.device) -> Callable[[Sequence[Tensor], Tensor], Tensor] | None:
     """What launches the kernel there, if Triton is installed; with a warning when it does not work.
 
-    For one, it needs a C compiler.
+    For one, it needs a C compiler. A compiler that makes something else of it is found out here.
     """
     try:
         from ckptstore.state.fingerprint_kernel import launch
 
-        launch([keys(device)], keys(device))
+        _try(launch, device)
     except ImportError:
         return None
     except Exception as error:  # noqa: BLE001 - whatever is wrong with it, torch does the same
         warnings.warn(f"Triton does not work, fingerprints go on without it: {error!r}", stacklevel=2)
         return None
     return launch
+
+
+def _try(launch: Callable[[Sequence[Tensor], Tensor], Tensor], device: torch.device) -> None:
+    """Raises RuntimeError when it does not give what torch does, of whole segments and of others."""
+    data = flat_bytes(keys(device))
+    samples = [data, data[3 : SEGMENT + 1001], data[8 : SEGMENT - 8], data[:1]]
+    if not torch.equal(launch(samples, keys(device)), reference(samples)):
+        raise RuntimeError("its fingerprints are others than those of torch")
 
 
 def _hashed(data: Tensor, keys: Tensor) -> Tensor:

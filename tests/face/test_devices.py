@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import multiprocessing
 import random
@@ -21,7 +22,7 @@ from torch import Tensor
 
 import ckptstore
 from ckptstore import BudgetTooSmall, CorruptData, KeepLast
-from ckptstore.state.device_staging import _Look
+from ckptstore.state.device_staging import _LaneStager, _Look
 from ckptstore.state.shadows import Shadows
 from ckptstore.state.tensors import allocate, finish
 from ckptstore.testing.equality import assert_same
@@ -263,6 +264,49 @@ def test_small_tensors_cross_together(store, monkeypatch, how, sizes):
             made.result()
         assert len(asked) < (8 if len(sizes) == 50 else len(sizes))
         assert_same(store.checkout(0), state)
+
+
+@pytest.mark.parametrize("how", ["commit", "commit_async"])
+@pytest.mark.parametrize("full", [[0], [1], [0, 1]])
+def test_a_device_without_memory_to_look_at_its_tensors(store, monkeypatch, how, full):
+    def commit(step: int) -> Any:
+        made = getattr(store, how)(state, step=step)
+        expected = copy.deepcopy(state)
+        if how == "commit_async":
+            for lane in devices.lanes:
+                lane.train(partial(change, lane))
+            made = made.result()
+        assert_same(store.checkout(step), expected)
+        return made
+
+    def change(lane: FakeLane) -> None:
+        for tensor in state.values():
+            if devices._lane(tensor) is lane:
+                tensor.detach().add_(1)
+
+    look = _LaneStager.look
+
+    def looked(stager: _LaneStager, tensors: Any) -> Any:
+        if stager._lane in (devices.lanes[number] for number in full):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return look(stager, tensors)
+
+    with FakeDevices(5, 2) as devices:
+        state = {
+            "turned": devices.put(torch.rand(200, 300).t()),
+            "large": devices.put(numbers()),
+            "weight": devices.put(torch.nn.Parameter(numbers(1)), 1),
+            "tracked": devices.put(torch.rand(300, requires_grad=True), 1),
+        }
+        for number, broken in enumerate([False, True, True, False]):
+            for lane in devices.lanes:
+                lane.synchronize()
+            with monkeypatch.context() as patched:
+                if broken:
+                    patched.setattr(_LaneStager, "look", looked)
+                with pytest.warns(UserWarning, match="no memory to tell") if broken else nullcontext():
+                    commit(number)
+        assert how == "commit_async" or commit(9).new_bytes < 1000
 
 
 def test_a_first_commit_in_inference_mode_spoils_no_later_one(store):

@@ -8,6 +8,7 @@ import torch
 from ckptstore.format.grid import Grid
 from ckptstore.operations.ranks.parts import Part, pieces_of
 from ckptstore.operations.ranks.shares import Shard
+from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.testing.lanes import FakeDevices, FakeLane, FakeMark
@@ -61,6 +62,7 @@ def test_digests_are_learned_for_ranges_of_devices():
     grid = Grid((2 * SIDE, SIDE), (8, SIDE))
     with FakeDevices() as devices:
         leaf = DeviceStager().stage({"x": TensorLeaf(devices.put(tensor))}, apart=True)["x"]
+        assert isinstance(leaf, DeviceLeaf)
         shard = Shard("x", 4, (2 * SIDE, SIDE), (SIDE, 0), (2 * SIDE, SIDE))
         first, second = [unit.content.place() for unit in Part(shard, tensor.dtype, lambda: leaf).units(grid)][:2]
         assert first is not None

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptstore.state.device_leaf import bring_all
+from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.tensors import TensorLeaf, chunk_bytes, pointer
 from ckptstore.testing.lanes import FakeDevices
@@ -30,6 +30,7 @@ def test_a_box_is_what_it_is_on_the_host(box, dtype, turned):
         tensor = tensor.mT.contiguous().mT
     with FakeDevices() as devices:
         leaf = DeviceStager().stage({"x": TensorLeaf(devices.put(tensor))}, apart=True)["x"]
+        assert isinstance(leaf, DeviceLeaf)
         found, all_of_it, span = leaf.box(start, stop), leaf.row_major(), leaf.span(start, stop)
     expected = chunk_bytes(tensor, start, stop)
     assert found == expected
@@ -53,7 +54,8 @@ def test_ranges_come_in_order_however_they_cross(monkeypatch, seed, sizes, room,
     with FakeDevices(seed, 2, room) as devices:
         leaves = {str(at): TensorLeaf(devices.put(tensor, sizes[at][1])) for at, tensor in enumerate(tensors)}
         staged = DeviceStager().stage(leaves, apart=True)
-        wanted = [(staged[str(at)], (len(it) // 3, len(it))) for at, it in enumerate(tensors)]
+        there = [leaf for path in leaves if isinstance(leaf := staged[path], DeviceLeaf)]
+        wanted = [(leaf, (len(it) // 3, len(it))) for leaf, it in zip(there, tensors, strict=True)]
         found = list(bring_all(iter(wanted)))
     assert found == [it[len(it) // 3 :].numpy().data for it in tensors]
     assert all(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -119,6 +120,11 @@ def test_where_the_kernel_does_not_work_torch_does_the_same(monkeypatch):
     kernel.cache_clear()
     with pytest.warns(UserWarning, match="C compiler"):
         assert kernel(torch.device("cpu")) is None
+    for odd in (0, 1, 3):
+        broken.launch = lambda tensors, keys, odd=odd: reference([t[odd:] if len(t) % SEGMENT else t for t in tensors])
+        kernel.cache_clear()
+        with nullcontext() if odd == 0 else pytest.warns(UserWarning, match="others than those of torch"):
+            assert (kernel(torch.device("cpu")) is None) == (odd > 0)
     broken.launch = lambda tensors, keys: reference(tensors)
     kernel.cache_clear()
     assert kernel(torch.device("cpu")) is broken.launch
