@@ -19,6 +19,7 @@ FLOORS = {
     "errors": 0,
     "patience": 0,
     "importing": 0,
+    "compiling": 0,
     "format": 1,
     "storage": 2,
     "catalog": 2,

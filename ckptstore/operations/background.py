@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
+from ckptstore.compiling import uncompiled
 from ckptstore.errors import CommitInFlight, InvalidArgument
 from ckptstore.operations.handles import CommitHandle, refuse_at_exit
 from ckptstore.operations.ranks.channels import Channels
@@ -64,6 +65,7 @@ class Background:
         self._lock, self._guard = threading.Lock(), threading.Lock()
         self._preparing = self._flight = self._staged = self._stager = None
 
+    @uncompiled
     def commit(self, wish: Wish, group: Group | None, progress: ProgressCallback | None) -> CommitRecord:
         """Commit a state at once, after the one in flight, together with all ranks of the group."""
         from ckptstore.operations.commit import commit
@@ -85,6 +87,7 @@ class Background:
             return commit_together(self._chunks, ranks, known, measure)
         return commit(self._chunks, flat, draft, measure(flat.nbytes))
 
+    @uncompiled
     def launch(self, wish: Wish, group: Group | None, *, just_in_time: bool, when_busy: WhenBusy) -> CommitHandle:
         """Stage a state and commit it in a thread: on all ranks of the group, or on none.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.compiling import uncompiled
 from ckptstore.errors import CorruptData
 from ckptstore.format.manifest import Entry
 from ckptstore.operations.load import load_arrays, load_values
@@ -16,6 +17,7 @@ from ckptstore.operations.view import ManifestView
 from ckptstore.state.tree import narrow, unflatten
 
 
+@uncompiled
 def checkout(
     chunks: ChunkStore,
     view: ManifestView,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ckptstore.chunkstore import ChunkStore
+from ckptstore.compiling import uncompiled
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry
@@ -20,6 +21,7 @@ from ckptstore.state.tensors import Array, allocate, check_fits, finish
 from ckptstore.state.tree import unflatten
 
 
+@uncompiled
 def read(
     chunks: ChunkStore, view: ManifestView, path: str, index: Any, out: Any, *, allow_pickle: bool, budget: int | None
 ) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
+from ckptstore.compiling import uncompiled
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.manifest import Manifest
 from ckptstore.operations.fitting import Fitting
@@ -31,6 +32,7 @@ from ckptstore.state.tensors import identity
 from ckptstore.state.tree import is_stateful, unflatten
 
 
+@uncompiled
 def restore(
     chunks: ChunkStore,
     view: ManifestView,

@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ckptstore.compiling import uncompiled
+
 
 class Watcher(Protocol):
     """Whoever wants to know."""
@@ -74,6 +76,7 @@ class Hooks:
         self._handles.clear()
 
 
+@uncompiled
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for found in _WATCHERS.valuerefs():  # a list, whoever adds to it meanwhile
         watcher = found()

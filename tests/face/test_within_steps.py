@@ -6,7 +6,6 @@ import copy
 import gc
 import os
 import signal
-import threading
 import time
 import weakref
 from contextlib import nullcontext
@@ -193,28 +192,3 @@ def test_a_commit_that_ended_keeps_nothing_of_the_state(tmp_path, just_in_time, 
     del weights, optimizer
     gc.collect()
     assert [it() for it in held] == [None] * len(held)
-
-
-@pytest.mark.parametrize("kind", FAST)
-@pytest.mark.parametrize("first", ["compiled", "saved"])
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
-def test_a_step_that_is_compiled_waits_too(slowed, kind, first):
-    store, storage = slowed
-    saving = Saving(store, **kind)
-    torch.compiler.reset()
-    compiled = torch.compile(saving.optimizer.step, backend="eager")
-
-    def train() -> None:
-        for weight in saving.model.parameters():
-            weight.grad = torch.randn_like(weight)
-        compiled()
-
-    if first == "compiled":
-        train()
-    for _ in range(3):
-        storage.gate.clear()
-        saving.save()
-        threading.Timer(0.1, storage.gate.set).start()
-        train()
-        saving.handles[-1].result()
-    saving.check(3)
