@@ -63,6 +63,7 @@ class Hooks:
 
     def attach(self, optimizers: Iterable[Optimizer]) -> None:
         """To those that have none of these yet."""
+        self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]  # not of those gone
         attached = {id(handle.hooks_dict_ref()) for handle in self._handles}
         for optimizer in optimizers:
             if id(optimizer._optimizer_step_pre_hooks) not in attached:  # noqa: SLF001 - has no public name

@@ -172,6 +172,15 @@ def test_a_hook_of_the_step_may_change_weights(slowed):
     saving.check(1)
 
 
+def test_nothing_is_kept_of_optimizers_that_are_gone(slowed):
+    store, _ = slowed
+    for number in range(5):
+        weights, optimizer = large(1)
+        store.commit_async({"o": optimizer}, step=number).result()
+    assert len(store._background._own_stager()._hooks._handles) <= 2
+    step(weights, optimizer)
+
+
 @pytest.mark.parametrize("just_in_time", [False, True])
 @pytest.mark.parametrize("kept", ["the store", "the handle"])
 @pytest.mark.parametrize("fails", [False, True])
