@@ -1,8 +1,8 @@
 """However words were cut and coded, they come back, by numpy and by numba; and damage is told of by both."""
 
 import math
+import tracemalloc
 from contextlib import contextmanager
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import tools
 from ckptstore.format.codecs.compiled import CompiledLoops
-from ckptstore.format.codecs.entropy import PlaneDecoder
-from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES, Cut, Plan, Way, blocks_of, borders_of, plan_of
+from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES, Cut, Plan, Way
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.packing import pack
-from ckptstore.format.codecs.parts import PartReader
 from ckptstore.format.codecs.pool import Pool
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE
 from ckptstore.format.codecs.unpacking import Unpacking
@@ -140,33 +138,39 @@ def test_a_part_that_holds_another_size_than_it_stands_for_is_damage(loops):
         assert unpacked(loops, payload, bytes(size), onto=False) is None
 
 
-def test_a_zstandard_that_takes_frame_by_frame_decodes_the_same(monkeypatch):
-    words = words_like(3 * BLOCK_WORDS, 2, 0)
-    plan = Plan(Cut(2, split=7), (Way(coded=True, bits=4, offset=9), Way(coded=True)), 1)
-    payload = pack(plan, len(words), lambda where, _: words[where], memoryview(b""))
-    bare = SimpleNamespace(decompress=zstandard.ZstdDecompressor().decompress)
-    monkeypatch.setattr("zstandard.backend_features", set())
-    monkeypatch.setattr("zstandard.ZstdDecompressor", lambda: bare)
-    assert unpacked(CompiledLoops, payload, bytes(words.nbytes), onto=False) == words.tobytes()
-
-
 def test_no_payload_makes_much_be_decoded_at_once():
     """Everything is told as an other, so that there is two and a half times as much to decode, of next to nothing."""
     words = np.full(20 * BLOCK_WORDS, 2**64 - 1, np.uint64)
     plan = Plan(Cut(8), tuple(Way(coded=True, bits=4) for _ in range(8)), 1)
-    blocks = blocks_of(len(words))
 
     def alternating(where, _):
         words[where][::2] ^= np.uint64(0x0F0F0F0F0F0F0F0F)  # or a part would be told by one byte
         return words[where]
 
     payload = memoryview(pack(plan, len(words), alternating, memoryview(b"")))
-    reader = PartReader(payload, plan_of(payload), borders_of(payload, plan, len(words), 0))
-    while blocks:
-        parts = reader.read(blocks, PlaneDecoder())
-        assert len(parts.table) > 0
-        assert len(parts.decoded) < 5 << 20
-        blocks = blocks[len(parts.table) :]
-    out = bytearray(words.nbytes)
     for loops in (Loops, CompiledLoops):
-        assert unpacked(loops, payload, bytes(out), onto=False) == words.tobytes()
+        out = memoryview(bytearray(words.nbytes))
+        with only(loops), traced() as peak:
+            Unpacking(payload, out).run()
+        assert out == words.tobytes()
+        assert peak() < 10 << 20
+
+
+@contextmanager
+def traced():
+    """What tells the most bytes that Python held at once until then."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("loops", [Loops, CompiledLoops])
+@pytest.mark.parametrize("size", [999, 1001])
+def test_a_frame_that_does_not_tell_its_size_rightly_is_damage(loops, size):
+    words = np.random.default_rng(0).integers(0, 9, 1000, np.uint8)
+    for told in (zstandard.ZstdCompressor(write_content_size=False), zstandard.ZstdCompressor()):
+        frame = told.compress(words[:size].tobytes() if size < 1000 else words.tobytes() + b"x")
+        payload = bytes([1, WHOLE_BYTES, 0, 0, WHOLE, 0]) + np.array([len(frame)], LENGTH).tobytes() + frame
+        assert unpacked(loops, payload, bytes(1000), onto=False) is None

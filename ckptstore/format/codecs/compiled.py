@@ -13,11 +13,11 @@ from ckptstore.format.codecs.compiled_adam import predicting
 from ckptstore.format.codecs.compiled_unpacking import CompiledUnpacking, knows, unpacking
 from ckptstore.format.codecs.compiling import Loop, compiled, given, kind, read
 from ckptstore.format.codecs.layout import Plan
-from ckptstore.format.codecs.loops import Array, Loops, leads_out
+from ckptstore.format.codecs.loops import Array, Loops
 from ckptstore.format.codecs.making import Get, at_once
-from ckptstore.format.codecs.parts import Parts
+from ckptstore.format.codecs.parts import Source
 from ckptstore.format.codecs.squeezing import FAR, POWERS, Counts, per_byte
-from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
+from ckptstore.format.codecs.words import Plane, Words, word_type
 
 _FAR, _POWERS = FAR, len(POWERS)
 _BYTE, _WORD = np.uint8, np.uint16
@@ -63,12 +63,10 @@ class CompiledLoops(Loops):
             return gaps[:found], others[:found]
         return super().squeeze(plane, bits, offset, common)
 
-    def unpack(self, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
-        """See `Loops.unpack`."""
+    def unpack(self, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool:
+        """See `Loops.unpack`, which tells of damage."""
         loop = self.get(unpacking, plan.cut.width) if knows(plan.cut, onto=onto) else None
-        if loop and not self._unpacking.unpack(loop, plan, parts, words, onto=onto):
-            raise leads_out(min(len(words), BLOCK_WORDS))
-        return loop is not None
+        return loop is not None and self._unpacking.unpack(loop, plan, source, words, onto=onto)
 
     def predict(self, prediction: Prediction, bases: Sequence[Words], words: Words) -> None:
         """See `Loops.predict`."""

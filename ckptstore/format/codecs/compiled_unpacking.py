@@ -1,21 +1,20 @@
-"""Parts joined to words by one compiled call for many blocks, each while it is in a core's cache."""
+"""A payload of planes to words by one compiled call, each block while it is in a core's cache."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import types
 
+from ckptstore.format.codecs.compiled_zstd import Context, decoding
 from ckptstore.format.codecs.compiling import Loop, compiled, given, helping, kind, read
 from ckptstore.format.codecs.layout import EXPONENT, WHOLE_BYTES, Cut, Plan
-from ckptstore.format.codecs.parts import ALIKE, DECODED, Parts
+from ckptstore.format.codecs.parts import ALIKE, STORED, Numbers, Source, tabulate
 from ckptstore.format.codecs.squeezing import STEPS, WHOLE, per_byte
 from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
-
-Table = npt.NDArray[np.int64]
 
 _BYTE, _WORD = np.uint8, np.uint16
 _SPLITS = (3, 7, WHOLE_BYTES)
@@ -23,12 +22,14 @@ _COMMON, _GAPS, _OTHERS, _ROWS = range(8, 12)
 """The rows of memory behind those of the planes, for what a plane is squeezed to."""
 _DAMAGED = -1
 _INT, _BOOL = types.int64, types.boolean
+_NUMBERS, _TABLE = types.Array(_INT, 1, "C"), types.Array(_INT, 3, "C")
+_SOURCE = read(1), _NUMBERS, _NUMBERS, _INT
 
 
 class _Told(NamedTuple):
     """A plan; differences are signed, and added to what is there."""
 
-    ways: Table
+    ways: Numbers
     split: int
     center: int
     kept: bool
@@ -41,16 +42,21 @@ class CompiledUnpacking:
     def __init__(self) -> None:
         rows, kept = np.empty((_ROWS, BLOCK_WORDS), np.uint8), np.empty(2 * BLOCK_WORDS, np.uint8)
         self._memory = rows, kept, np.empty((2, BLOCK_WORDS), np.uint16)
+        self._zstd = Context()
 
-    def unpack(self, loop: Loop, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
-        """Fill words, or add to them, from the parts of all their blocks; false where gaps lead out of a plane.
+    def unpack(self, loop: Loop, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool:
+        """Fill words, or add to them; false where something is wrong, and some were filled.
 
         The loop is that of `unpacking` for such words.
         """
-        ways, cut = np.array([(way.bits, way.offset) for way in plan.ways], np.int64), plan.cut
-        told = _Told(ways, cut.split, cut.center << EXPONENT, cut.kept, onto)
-        done: bool = loop(parts.stored, parts.decoded, parts.table, told, *self._memory, words)
+        done: bool = loop(self._zstd.address, *source, source.table, _told(plan, onto=onto), *self._memory, words)
         return done
+
+
+@lru_cache(1024)
+def _told(plan: Plan, *, onto: bool) -> _Told:
+    ways, cut = np.array([(way.bits, way.offset) for way in plan.ways], np.int64), plan.cut
+    return _Told(ways, cut.split, cut.center << EXPONENT, cut.kept, onto)
 
 
 def knows(cut: Cut, *, onto: bool) -> bool:
@@ -62,69 +68,84 @@ def knows(cut: Cut, *, onto: bool) -> bool:
 def unpacking(width: int) -> Loop:
     """What joins words of a width."""
     make = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width]
-    return compiled(make(), types.boolean(*_sources(3), *_memory(), given(width)))
+    tabulating = helping(tabulate, _BOOL(*_SOURCE, _TABLE))
+    return _unpacking(tabulating, make(), width)
+
+
+def _unpacking(tabulating: Loop, joining: Loop, width: int) -> Loop:
+    def unpack(
+        zstd: int, stored: Plane, borders: Numbers, shapes: Numbers, count: int, table: Numbers, told: _Told,
+        rows: Plane, kept: Plane, halves: Words, words: Words,
+    ) -> bool:  # fmt: skip
+        if not tabulating(stored, borders, shapes, count, table):
+            return False
+        for block in range(table.shape[0]):
+            out = words[block * BLOCK_WORDS : (block + 1) * BLOCK_WORDS]
+            if not joining(zstd, stored, table[block], told, rows, kept, halves, out):
+                return False
+        return True
+
+    return compiled(unpack, _BOOL(types.uint64, *_SOURCE, _TABLE, _told_type(), *_memory(), given(width)))
+
+
+def _joining(join: Callable[..., bool], width: int) -> Loop:
+    return helping(join, _BOOL(*_block(), *_memory(), given(width)))
 
 
 def _of_bytes() -> Loop:
     plane = _plane()
 
-    def unpack(
-        stored: Plane, decoded: Plane, table: Table, told: _Told, rows: Plane, kept: Plane, halves: Words, words: Words
+    def join(
+        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane, kept: Plane, halves: Words, out: Words
     ) -> bool:
-        for block in range(table.shape[0]):
-            out = words[block * BLOCK_WORDS : (block + 1) * BLOCK_WORDS]
-            found = plane(stored, decoded, table[block], told, rows, 0, 0, out.size)
-            if found.size != out.size:
-                return False
-            for place in range(out.size):
-                out[place] = _BYTE(out[place] + found[place]) if told.differences else found[place]
+        found = plane(zstd, stored, row, told, rows, 0, 0, out.size)
+        if found.size != out.size:
+            return False
+        for place in range(out.size):
+            out[place] = _BYTE(out[place] + found[place]) if told.differences else found[place]
         return True
 
-    return unpack
+    return _joining(join, 1)
 
 
 def _of_twos() -> Loop:
     pair = _pair()
 
-    def unpack(
-        stored: Plane, decoded: Plane, table: Table, told: _Told, rows: Plane, kept: Plane, halves: Words, words: Words
+    def join(
+        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane, kept: Plane, halves: Words, out: Words
     ) -> bool:
-        for block in range(table.shape[0]):
-            out = words[block * BLOCK_WORDS : (block + 1) * BLOCK_WORDS]
-            joined = halves[0][: out.size] if told.differences else out
-            if pair(stored, decoded, table[block], told, rows, 0, 0, told.split, joined) == _DAMAGED:
-                return False
-            if told.differences:
-                for place in range(out.size):
-                    out[place] = _WORD(out[place] + joined[place])
+        joined = halves[0][: out.size] if told.differences else out
+        if pair(zstd, stored, row, told, rows, 0, 0, told.split, joined) == _DAMAGED:
+            return False
+        if told.differences:
+            for place in range(out.size):
+                out[place] = _WORD(out[place] + joined[place])
         return True
 
-    return unpack
+    return _joining(join, 2)
 
 
 def _of_fours() -> Loop:
     pair, part, plain, add = _pair(), _part(), _join(4, signed=False), _join(4, signed=True, onto=True)
 
-    def unpack(
-        stored: Plane, decoded: Plane, table: Table, told: _Told, rows: Plane, kept: Plane, halves: Words, words: Words
+    def join(
+        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane, kept: Plane, halves: Words, out: Words
     ) -> bool:
-        for block in range(table.shape[0]):
-            out = words[block * BLOCK_WORDS : (block + 1) * BLOCK_WORDS]
-            row, first = table[block], 0
-            for half in range(1 if told.kept else 2):
-                split = WHOLE_BYTES if half else told.split
-                first = pair(stored, decoded, row, told, rows, 2 * half, first, split, halves[half][: out.size])
-                if first == _DAMAGED:
-                    return False
-            high, low = halves[0][: out.size], halves[1][: out.size]
-            lower = part(stored, decoded, kept, row[first]).view(np.uint16) if told.kept else low
-            if told.differences:
-                add(high, lower, out)
-            else:
-                plain(high, lower, out)
+        first = 0
+        for half in range(1 if told.kept else 2):
+            split = WHOLE_BYTES if half else told.split
+            first = pair(zstd, stored, row, told, rows, 2 * half, first, split, halves[half][: out.size])
+            if first == _DAMAGED:
+                return False
+        high, low = halves[0][: out.size], halves[1][: out.size]
+        lower = part(zstd, stored, kept, row[first]).view(np.uint16) if told.kept else low
+        if told.differences:
+            add(high, lower, out)
+        else:
+            plain(high, lower, out)
         return True
 
-    return unpack
+    return _joining(join, 4)
 
 
 @cache
@@ -134,12 +155,12 @@ def _pair() -> Loop:
     narrow, wide = (_fit(split) for split in _SPLITS[:2])
 
     def pair(
-        stored: Plane, decoded: Plane, row: Table, told: _Told, rows: Plane,
+        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane,
         place: int, first: int, split: int, out: Words,
     ) -> int:  # fmt: skip
-        high = low = decoded[:0]
+        high = low = stored[:0]
         for number in range(2):
-            high, low = low, plane(stored, decoded, row, told, rows, place + number, first, out.size)
+            high, low = low, plane(zstd, stored, row, told, rows, place + number, first, out.size)
             first += 1 if told.ways[place + number][0] == WHOLE else 3
             if low.size != out.size:
                 return _DAMAGED
@@ -153,7 +174,7 @@ def _pair() -> Loop:
             plain(high, low, out)
         return first
 
-    return helping(pair, _INT(*_sources(2), given(1, 2), _INT, _INT, _INT, given(2)))
+    return helping(pair, _INT(*_block(), given(1, 2), _INT, _INT, _INT, given(2)))
 
 
 @cache
@@ -162,14 +183,16 @@ def _plane() -> Loop:
     part, twos, fours = _part(), _spread(2), _spread(4)
 
     def plane(
-        stored: Plane, decoded: Plane, row: Table, told: _Told, rows: Plane, place: int, first: int, count: int
+        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane, place: int, first: int, count: int
     ) -> Any:
         bits, offset, out = told.ways[place][0], _BYTE(told.ways[place][1]), rows[place]
         if bits == WHOLE:
-            return part(stored, decoded, out, row[first])
-        common = part(stored, decoded, rows[_COMMON], row[first])
-        gaps = part(stored, decoded, rows[_GAPS], row[first + 1])
-        others = part(stored, decoded, rows[_OTHERS], row[first + 2])
+            return part(zstd, stored, out, row[first])
+        common = part(zstd, stored, rows[_COMMON], row[first])
+        gaps = part(zstd, stored, rows[_GAPS], row[first + 1])
+        others = part(zstd, stored, rows[_OTHERS], row[first + 2])
+        if common.size != row[first][3] or gaps.size != row[first + 1][3] or others.size != gaps.size:
+            return out[:0]
         if bits == 4:
             fours(common, offset, out)
         elif bits == 2:
@@ -184,19 +207,25 @@ def _plane() -> Loop:
             out[last] = others[number]
         return out[:count]
 
-    return helping(plane, read(1)(*_sources(2), given(1, 2), _INT, _INT, _INT))
+    return helping(plane, read(1)(*_block(), given(1, 2), _INT, _INT, _INT))
 
 
 @cache
 def _part() -> Loop:
-    def part(stored: Plane, decoded: Plane, fresh: Plane, where: Table) -> Any:
-        source, start, size = where[0], where[1], where[2]
-        if source == ALIKE:
-            fresh[:size] = start
-            return fresh[:size]
-        return decoded[start : start + size] if source == DECODED else stored[start : start + size]
+    """A part, and nothing when it is damaged."""
+    decode = decoding()
 
-    return helping(part, read(1)(read(1), read(1), given(1), types.Array(_INT, 1, "C")))
+    def part(zstd: int, stored: Plane, fresh: Plane, where: Numbers) -> Any:
+        coding, start, length, size = where[0], where[1], where[2], where[3]
+        if coding == STORED:
+            return stored[start : start + size]
+        if coding == ALIKE:
+            fresh[:size] = stored[start]
+        elif not decode(zstd, stored, start, length, fresh[:size]):
+            return fresh[:0]
+        return fresh[:size]
+
+    return helping(part, read(1)(types.uint64, read(1), given(1), types.Array(_INT, 1, "C")))
 
 
 @cache
@@ -238,10 +267,13 @@ def _fit(split: int) -> Loop:
     return helping(fit, types.void(read(1), read(1), kind(2), given(2)))
 
 
-def _sources(dims: int) -> tuple[types.Type, ...]:
-    """Stored and decoded bytes, the table or a row of it, and a plan."""
-    told = types.NamedTuple([types.Array(_INT, 2, "C"), _INT, _INT, _BOOL, _BOOL], _Told)  # type: ignore[no-untyped-call]
-    return read(1), read(1), types.Array(_INT, dims, "C"), told
+def _block() -> tuple[types.Type, ...]:
+    """What decodes, a payload, where the parts of one of its blocks are, and its plan."""
+    return types.uint64, read(1), types.Array(_INT, 2, "C"), _told_type()
+
+
+def _told_type() -> types.Type:
+    return types.NamedTuple([types.Array(_INT, 2, "C"), _INT, _INT, _BOOL, _BOOL], _Told)  # type: ignore[no-untyped-call]
 
 
 def _memory() -> tuple[types.Type, ...]:

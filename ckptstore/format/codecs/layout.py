@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE
@@ -133,14 +133,16 @@ def _possible(cut: Cut, ways: tuple[Way, ...]) -> bool:
     return known and len(ways) == len(cut.sizes) and not (cut.kept and ways[-1].bits != WHOLE)
 
 
-def borders_of(payload: memoryview, plan: Plan, count: int, tail: int) -> list[int]:
+def borders_of(payload: memoryview, plan: Plan, count: int, tail: int) -> npt.NDArray[np.int64]:
     """Where every part of every block begins, and then the tail. Raises CorruptData."""
     number, head = plan.parts * len(blocks_of(count)), len(head_of(plan))
     begin = head + number * LENGTH.itemsize
     if len(payload) < begin + tail:
         raise CorruptData("a payload of planes is cut short")
-    lengths = np.frombuffer(payload, LENGTH, number, head).tolist()
-    borders = list(accumulate(lengths, initial=begin))
+    borders = np.empty(number + 1, np.int64)
+    borders[0] = begin
+    borders[1:] = np.frombuffer(payload, LENGTH, number, head)
+    borders.cumsum(out=borders)
     if borders[-1] + tail != len(payload):
         raise CorruptData(f"a payload of planes has {len(payload)} bytes instead of {borders[-1] + tail}")
     return borders

@@ -15,7 +15,7 @@ from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.adam_arithmetic import Prediction
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.making import Get, at_once
-from ckptstore.format.codecs.parts import Parts
+from ckptstore.format.codecs.parts import Source
 from ckptstore.format.codecs.squeezing import FAR, HOPS, POWERS, STEPS, WHOLE, Counts, per_byte
 from ckptstore.format.codecs.words import Plane, Words, signed
 
@@ -42,11 +42,8 @@ class Loops:
         np.right_shift(words, 4 * width, out=spare)
         np.copyto(high, spare, casting="unsafe")
 
-    def unpack(self, plan: Plan, parts: Parts, words: Words, *, onto: bool) -> bool:
-        """Fill words, or add to them, from the parts of all their blocks; false where no loop does so, or not yet.
-
-        Raises CorruptData when gaps lead out of a plane.
-        """
+    def unpack(self, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool:
+        """Fill words, or add to them, from a payload; false where none does so, or not yet, or something is wrong."""
         return False
 
     def join(self, high: Words, low: Words, words: Words, *, balanced: bool, onto: bool = False) -> None:
@@ -135,13 +132,8 @@ class Loops:
             padded.fill(offset)
         where = np.cumsum(STEPS[gaps] if gaps.max(initial=0) >= FAR else gaps, dtype=np.intp)
         if len(where) and where[-1] >= count:
-            raise leads_out(count)
+            raise CorruptData(f"a squeezed plane of {count} bytes tells of others behind its end")
         padded[where] = others
-
-
-def leads_out(count: int) -> CorruptData:
-    """What is wrong with gaps that lead out of a plane."""
-    return CorruptData(f"a squeezed plane of {count} bytes tells of others behind its end")
 
 
 def _gaps(where: Places) -> tuple[Places, Plane]:

@@ -1,101 +1,100 @@
-"""The parts of a payload of planes, with what is coded in them decoded: one call of zstd for many."""
+"""Where the parts of each block of a payload of planes are, and how they are coded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs.entropy import PlaneDecoder
-from ckptstore.format.codecs.layout import LENGTH, Block, Plan
-from ckptstore.format.codecs.squeezing import WHOLE, symbols_of
-from ckptstore.format.codecs.words import Plane
+from ckptstore.format.codecs.layout import LENGTH, Plan, blocks_of, borders_of
+from ckptstore.format.codecs.squeezing import WHOLE
+from ckptstore.format.codecs.words import BLOCK_WORDS, Plane
 
-STORED, DECODED, ALIKE = range(3)
-"""Where the bytes of a part are: in the payload, among those decoded, or all of them are one."""
-_TOGETHER = 1 << 20
-"""Bytes to decode: so few take little memory, so many spare waiting for Python's lock."""
+Numbers = npt.NDArray[np.int64]
+
+STORED, CODED, ALIKE = range(3)
+"""Whether a part is as it is, a frame of zstd's, or one byte for all."""
+_OTHERS, _GAPS = -2, -1
+_LENGTH = LENGTH.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Of some blocks.
+class Source(NamedTuple):
+    """A payload of planes.
 
     Attributes:
-        stored: the payload.
-        decoded: what zstd's frames in it hold.
-        table: of each part of each block where its bytes are, where they begin or what they all are, how many they are.
+        stored: its bytes.
+        borders: where each part of each block begins, and where the last one ends.
+        shapes: of each part of a block the bits that it has of a word, or that it is gaps, or others.
+        words: how many there are.
     """
 
     stored: Plane
-    decoded: Plane
-    table: npt.NDArray[np.int64]
+    borders: Numbers
+    shapes: Numbers
+    words: int
 
-    def of(self, block: int) -> Iterator[Plane]:
-        """The parts of a block, one after the other."""
-        for source, start, size in self.table[block].tolist():
-            if source == ALIKE:
-                yield np.full(size, start, np.uint8)
-            else:
-                yield (self.decoded if source == DECODED else self.stored)[start : start + size]
+    @property
+    def tail(self) -> Plane:
+        """The bytes behind the last whole word."""
+        return self.stored[self.borders[-1] :]
+
+    @property
+    def table(self) -> Numbers:
+        """Room for what `tabulate` tells."""
+        return np.empty((len(blocks_of(self.words)), len(self.shapes), 4), np.int64)
 
 
-class PartReader:
-    """Reads the parts of one payload, block by block. Raises CorruptData."""
+def source_of(payload: memoryview, plan: Plan, words: int, tail: int) -> Source:
+    """Of so many words, and so many bytes behind them. Raises CorruptData."""
+    borders = borders_of(payload, plan, words, tail)
+    return Source(np.frombuffer(payload, np.uint8), borders, _shapes_of(plan), words)
 
-    def __init__(self, payload: memoryview, plan: Plan, borders: Sequence[int]) -> None:
-        self._payload, self._borders, self._next = payload, borders, 0
-        self._stored = np.frombuffer(payload, np.uint8)
-        self._layout = [(way.bits, width) for way, width in zip(plan.ways, plan.cut.sizes, strict=True)]
-        self._frames: list[memoryview] = []
-        self._sizes: list[int] = []
-        self._size = 0
-        self._rows: list[tuple[int, int, int]] = []
 
-    def read(self, blocks: Sequence[Block], decoder: PlaneDecoder) -> Parts:
-        """All parts of the next blocks, of as many of these as are decoded together."""
-        self._frames, self._sizes, self._size, self._rows = [], [], 0, []
-        taken = 0
-        for block in blocks:
-            taken += 1
-            count = block.stop - block.start
-            for bits, width in self._layout:
-                if bits == WHOLE:
-                    self._add(width * count)
-                else:
-                    self._add(symbols_of(count, bits))
-                    self._add_others(count)
-            if self._size >= _TOGETHER:
-                break
-        table = np.array(self._rows, np.int64).reshape(taken, -1, 3)
-        return Parts(self._stored, decoder.decode(self._frames, self._sizes), table)
+@lru_cache(1024)
+def _shapes_of(plan: Plan) -> Numbers:
+    shapes: list[int] = []
+    for way, width in zip(plan.ways, plan.cut.sizes, strict=True):
+        shapes += [WHOLE * width] if way.bits == WHOLE else [way.bits, _GAPS, _OTHERS]
+    return np.array(shapes, np.int64)
 
-    def _add(self, size: int, skipped: int = 0) -> None:
-        """The next part, which stands for so many bytes, but for the first ones of it."""
-        start, stop = self._borders[self._next] + skipped, self._borders[self._next + 1]
-        self._next += 1
-        if stop - start == size:
-            self._rows.append((STORED, start, size))
-        elif stop - start == 1:
-            self._rows.append((ALIKE, self._payload[start], size))
-        else:
-            self._rows.append((DECODED, self._size, size))
-            self._sizes.append(size)
-            self._size += size
-            self._frames.append(self._payload[start:stop])
 
-    def _add_others(self, count: int) -> None:
-        """Gaps and others, where there are any."""
-        start, stop, end = self._borders[self._next : self._next + 3]
-        number = 0
-        if stop - start > LENGTH.itemsize:
-            number = int.from_bytes(self._payload[start : start + LENGTH.itemsize], "little")
-            if number > count:
-                raise CorruptData(f"a plane of {count} bytes tells of {number} others")
-        elif end > start:
-            raise CorruptData("a plane tells of others, but not of where they are")
-        self._add(number, LENGTH.itemsize if number else 0)
-        self._add(number)
+def tabulate(
+    stored: Plane, borders: Sequence[int] | Numbers, shapes: Sequence[int] | Numbers, words: int, table: Numbers
+) -> bool:
+    """Fill the table: of each part of each block how it is coded, where it begins, its length, how many bytes it makes.
+
+    False when there is one that cannot be. Both Python and numba run this.
+    """
+    others = 0
+    for block in range(len(table)):
+        count = min(BLOCK_WORDS, words - block * BLOCK_WORDS)
+        for place in range(len(shapes)):
+            border = block * len(shapes) + place
+            start, stop, size = borders[border], borders[border + 1], others
+            if shapes[place] >= 0:
+                size = -(-count * shapes[place] // WHOLE)
+            elif shapes[place] == _GAPS:
+                others = 0
+                if stop - start > _LENGTH:
+                    for byte in range(_LENGTH):
+                        others |= int(stored[start + byte]) << WHOLE * byte
+                    start += _LENGTH
+                size = others
+                if others > count:
+                    return False
+            length = stop - start
+            coding = STORED if length == size else ALIKE if length == 1 else CODED
+            if (coding != STORED and size == 0) or (coding == CODED and size > count):
+                return False
+            row = table[block, place]
+            row[0], row[1], row[2], row[3] = coding, start, length, size
+    return True
+
+
+def impossible() -> CorruptData:
+    """What is wrong with a part that cannot be."""
+    return CorruptData("a part of a plane has not the length of what it stands for")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from ckptstore.format.codecs.cutting import Cutter
-from ckptstore.format.codecs.layout import Plan, Way, blocks_of, borders_of, plan_of
-from ckptstore.format.codecs.parts import PartReader, Parts
+from ckptstore.format.codecs.layout import Plan, Way, blocks_of, plan_of
+from ckptstore.format.codecs.parts import ALIKE, STORED, Source, impossible, source_of, tabulate
 from ckptstore.format.codecs.squeezing import WHOLE, per_byte
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words, words_of
@@ -18,9 +20,7 @@ class Unpacking:
     def __init__(self, payload: memoryview, out: memoryview) -> None:
         self._plan = plan_of(payload)
         self._words, self._tail = words_of(out, self.width)
-        borders = borders_of(payload, self._plan, len(self._words), len(self._tail))
-        self._reader = PartReader(payload, self._plan, borders)
-        self._end = payload[borders[-1] :]
+        self._source = source_of(payload, self._plan, len(self._words), len(self._tail))
 
     @property
     def width(self) -> int:
@@ -29,21 +29,28 @@ class Unpacking:
 
     def run(self, *, onto: bool = False) -> None:
         """Fill everything; with `onto` the words are differences, and added to what is there."""
-        blocks = blocks_of(len(self._words))
         with borrowed() as tools:
-            while blocks:
-                parts = self._reader.read(blocks, tools.decoder)
-                some, blocks = blocks[: len(parts.table)], blocks[len(parts.table) :]
-                words = self._words[some[0].start : some[-1].stop]
-                if not tools.loops.unpack(self._plan, parts, words, onto=onto):
-                    _unpack(self._plan, parts, words, tools, onto=onto)
-        self._tail[:] = self._end
+            if not tools.loops.unpack(self._plan, self._source, self._words, onto=onto):
+                _unpack(self._plan, self._source, self._words, tools, onto=onto)
+        self._tail[:] = self._source.tail.data
 
 
-def _unpack(plan: Plan, parts: Parts, words: Words, tools: Tools, *, onto: bool) -> None:
-    for number, where in enumerate(blocks_of(len(words))):
-        block = words[where]
-        Cutter(plan.cut, tools).join(list(_planes(plan, parts.of(number), len(block), tools)), block, onto=onto)
+def _unpack(plan: Plan, source: Source, words: Words, tools: Tools, *, onto: bool) -> None:
+    table = source.table
+    if not tabulate(source.stored, source.borders.tolist(), source.shapes.tolist(), len(words), table):
+        raise impossible()
+    for where, rows in zip(blocks_of(len(words)), table.tolist(), strict=True):
+        block, parts = words[where], _parts(source.stored, rows, tools)
+        Cutter(plan.cut, tools).join(list(_planes(plan, parts, len(block), tools)), block, onto=onto)
+
+
+def _parts(stored: Plane, rows: Sequence[tuple[int, int, int, int]], tools: Tools) -> Iterator[Plane]:
+    for coding, start, length, size in rows:
+        part = stored[start : start + length]
+        if coding == STORED:
+            yield part
+        else:
+            yield np.full(size, part[0]) if coding == ALIKE else tools.decoder.decode(part, size)
 
 
 def _planes(plan: Plan, parts: Iterator[Plane], count: int, tools: Tools) -> Iterator[Plane]:
