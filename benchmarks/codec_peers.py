@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import zstandard
 
-from ckptstore.format.codecs import Encoded, Form, Level, codec_numbered, encode
+from ckptstore.chunkstore.encoding import RELIANCE
+from ckptstore.format.codecs import ANY_GAIN, Encoded, Form, Level, codec_numbered, encode
 
 Chunk = memoryview
 
@@ -37,12 +38,13 @@ class Own(Coding):
 
     name = "ckptstore"
     level: ClassVar[Level] = "best"
+    reliance: ClassVar[float] = ANY_GAIN
 
     def __init__(self) -> None:
         self._out = bytearray()
 
     def encode(self, raw: Chunk, width: int, base: Chunk | None) -> Encoded:
-        return encode(raw, Form(width, floating=True), base, self.level)
+        return encode(raw, Form(width, floating=True), base, self.level, self.reliance)
 
     def decode(self, coded: Encoded, size: int, width: int, base: Chunk | None) -> Chunk:
         if len(self._out) != size:
@@ -57,10 +59,11 @@ class Own(Coding):
 
 
 class OwnAuto(Own):
-    """ckptstore's choice at level "auto"."""
+    """ckptstore's choice at level "auto", of differences those that a store takes."""
 
     name = "ckptstore, auto"
     level = "auto"
+    reliance = RELIANCE
 
 
 class Peer(Coding):

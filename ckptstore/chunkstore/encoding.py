@@ -15,6 +15,9 @@ from ckptstore.storage.base import Buffer
 
 _SMALLEST = 4096
 """Smaller chunks are stored whole: looking for what they rest on would cost more than it saves."""
+RELIANCE = 0.88
+"""What a difference may be of what the chunk is alone: who reads it reads and decodes another one as well, and a
+checkout shall take at most half as long again for that."""
 
 
 class Loan(Protocol):
@@ -125,7 +128,7 @@ class Encoder:
         found = []
         for digest, piece in group:
             base = near.get(digest)
-            made = encode(piece.data, piece.form, None if base is None else bases.get(base.digest), effort)
+            made = encode(piece.data, piece.form, None if base is None else bases.get(base.digest), effort, RELIANCE)
             chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
             found.append(chunk._replace(base=base.digest, below=[base]) if base and made.uses_base else chunk)
         return found

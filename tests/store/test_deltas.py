@@ -137,6 +137,17 @@ def test_a_level_that_is_none(tmp_path, level):
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize(("moved", "resting_too"), [(0.003, False), (0.001, True)])
+def test_a_chunk_rests_on_another_only_where_that_saves_an_eighth(tmp_path, moved, resting_too):
+    torch.manual_seed(0)
+    before, change = torch.randn(100_000) * 0.02, torch.randn(100_000) * moved
+    with ckptstore.open(tmp_path / "store", compression="best") as store:
+        for step, tensor in enumerate([before, before + change]):
+            store.commit({"w": tensor}, step=step)
+            assert torch.equal(store.checkout(step)["w"], tensor)
+    assert bool(resting(tmp_path / "store")) == resting_too
+
+
 def test_forks_rest_on_what_they_came_from(place):
     with opened(place) as store:
         for step in range(5, 8):

@@ -16,11 +16,26 @@ from ckptstore.format.packs import MOST_ENCODED
 
 RAW: Codec = Raw()
 ZSTD: Codec = Zstd()
+ANY_GAIN = 0.98
+"""What is smaller by less is not worth decoding two chunks for, whoever asks."""
 _SMALLEST = 256
 _HOMES = {0: "raw.Raw", 1: "zstd.Zstd", PLANES: "planes.Planes", DELTA: "delta.Delta", 4: "adam.Adam"}
 """Imported when a frame needs them, since some bring numpy."""
 
-__all__ = ["BYTES", "DELTA", "RAW", "ZSTD", "Codec", "Effort", "Encoded", "Form", "Level", "codec_numbered", "encode"]
+__all__ = [
+    "ANY_GAIN",
+    "BYTES",
+    "DELTA",
+    "RAW",
+    "ZSTD",
+    "Codec",
+    "Effort",
+    "Encoded",
+    "Form",
+    "Level",
+    "codec_numbered",
+    "encode",
+]
 
 
 @cache
@@ -33,18 +48,27 @@ def codec_numbered(number: int) -> Codec:
     return codec
 
 
-def encode(raw: memoryview, form: Form = BYTES, base: memoryview | None = None, level: Effort = "fast") -> Encoded:
+def encode(
+    raw: memoryview,
+    form: Form = BYTES,
+    base: memoryview | None = None,
+    level: Effort = "fast",
+    reliance: float = ANY_GAIN,
+) -> Encoded:
     """The smallest of the encodings that a level looks at, as far as samples tell; it is never larger than `raw`.
 
     "none" stores bytes as they are. "light" looks at zstd, and takes it where it halves them, "fast" at zstd and
-    planes. "auto" and "best" look at the difference to `base` too, the raw bytes of an older chunk, where it saves more
-    than reading that one costs; "best" takes the smaller of the two encodings that seem best.
+    planes. "auto" and "best" look at the difference to `base` too, the raw bytes of an older chunk, and take it where
+    that is at most the share `reliance` of what the chunk takes alone; "best" takes the smaller of the two encodings
+    that seem best.
     """
     if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
         from ckptstore.format.codecs.choice import candidates, worth
 
         tries = 2 if level == "best" else 1
-        encoded = [Encoded(found.codec, found.encode()) for found in candidates(raw, form, base, level)[:tries]]
+        encoded = [
+            Encoded(found.codec, found.encode()) for found in candidates(raw, form, base, level, reliance)[:tries]
+        ]
         smallest = min(encoded, key=lambda each: len(each.payload), default=None)
         if smallest is not None and len(smallest.payload) < worth(level) * len(raw):
             return smallest

@@ -14,8 +14,7 @@ from ckptstore.format.codecs.zstd import Zstd
 _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
 _MUCH = 0.5  # otherwise a fast disk has written a chunk before it is encoded
-_RELIANCE: dict[Effort, float] = {"auto": 0.88, "best": 0.98}
-"""What a difference may be of what the chunk is alone: another one must be read before, which takes as long again."""
+_RELYING: tuple[Effort, ...] = ("auto", "best")
 
 
 class Candidate(NamedTuple):
@@ -26,9 +25,9 @@ class Candidate(NamedTuple):
     encode: Callable[[], Buffer]
 
 
-def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort) -> list[Candidate]:
+def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort, reliance: float) -> list[Candidate]:
     """What seems worth its time, the most promising first."""
-    found = sorted(_candidates(raw, form, base, level), key=lambda candidate: candidate.share)
+    found = sorted(_candidates(raw, form, base, level, reliance), key=lambda candidate: candidate.share)
     return [candidate for candidate in found if candidate.share < worth(level)]
 
 
@@ -37,7 +36,9 @@ def worth(level: Effort) -> float:
     return _MUCH if level == "light" else _WORTH
 
 
-def _candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort) -> Iterator[Candidate]:
+def _candidates(
+    raw: memoryview, form: Form, base: memoryview | None, level: Effort, reliance: float
+) -> Iterator[Candidate]:
     zstd, planes, delta = Zstd(), Planes(), Delta()
     plain = zstd.share(raw)
     yield Candidate(zstd.number, plain, partial(zstd.encode, raw))
@@ -46,7 +47,7 @@ def _candidates(raw: memoryview, form: Form, base: memoryview | None, level: Eff
     plans = planes.plans(raw, form, thorough=level == "best")
     for plan in plans:
         yield Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw))
-    if base is not None and len(base) == len(raw) and level in _RELIANCE:
+    if base is not None and len(base) == len(raw) and level in _RELYING:
         change = delta.plan(raw, form, base)
-        if change.share < _RELIANCE[level] * min(plain, plans[0].share):
+        if change.share < reliance * min(plain, plans[0].share):
             yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base))
