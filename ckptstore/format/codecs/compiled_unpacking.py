@@ -68,11 +68,12 @@ def knows(cut: Cut, *, onto: bool) -> bool:
 def unpacking(width: int) -> Loop:
     """What joins words of a width."""
     make = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width]
-    tabulating = helping(tabulate, _BOOL(*_SOURCE, _TABLE))
-    return _unpacking(tabulating, make(), width)
+    return _unpacking(make(), width)
 
 
-def _unpacking(tabulating: Loop, joining: Loop, width: int) -> Loop:
+def _unpacking(joining: Loop, width: int) -> Loop:
+    tabulating = _tabulating()
+
     def unpack(
         zstd: int, stored: Plane, borders: Numbers, shapes: Numbers, count: int, table: Numbers, told: _Told,
         rows: Plane, kept: Plane, halves: Words, words: Words,
@@ -86,6 +87,11 @@ def _unpacking(tabulating: Loop, joining: Loop, width: int) -> Loop:
         return True
 
     return compiled(unpack, _BOOL(types.uint64, *_SOURCE, _TABLE, _told_type(), *_memory(), given(width)))
+
+
+@cache
+def _tabulating() -> Loop:
+    return helping(tabulate, _BOOL(*_SOURCE, _TABLE))
 
 
 def _joining(join: Callable[..., bool], width: int) -> Loop:
