@@ -3,6 +3,7 @@
 import math
 import tracemalloc
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -81,6 +82,18 @@ def unpacked(loops, payload, before, *, onto):
         except CorruptData:
             return None
     return bytes(out)
+
+
+@given(plans(), COUNTS, SEEDS, st.binary(max_size=7), st.sampled_from([1, 0.5, 0.001]))
+def test_all_loops_pack_the_same_bytes_however_little_was_expected(planned, count, seed, tail, share):
+    plan, words = planned[0], words_like(count, planned[0].cut.width, seed)
+    expected, uncoded = replace(plan, share=share), [replace(way, coded=way.bits < WHOLE) for way in plan.ways]
+    for each in (expected, replace(expected, ways=tuple(uncoded))):
+        made = []
+        for loops in (Loops, CompiledLoops):
+            with only(loops):
+                made.append(bytes(pack(each, count, lambda where, _: words[where], memoryview(tail))))
+        assert made[0] == made[1]
 
 
 @given(plans(), COUNTS, SEEDS, st.binary(max_size=7))

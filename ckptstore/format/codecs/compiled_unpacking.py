@@ -3,65 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numba import types
 
-from ckptstore.format.codecs.compiled_zstd import Context, decoding
+from ckptstore.format.codecs.compiled_plans import (
+    ADDRESS,
+    BOOL,
+    COMMON,
+    GAPS,
+    HALVES,
+    INT,
+    OTHERS,
+    ROWS,
+    SPARE,
+    SPLITS,
+    TOLD,
+    Told,
+)
+from ckptstore.format.codecs.compiled_zstd import decoding
 from ckptstore.format.codecs.compiling import Loop, compiled, given, helping, kind, read
-from ckptstore.format.codecs.layout import EXPONENT, WHOLE_BYTES, Cut, Plan
-from ckptstore.format.codecs.parts import ALIKE, STORED, Numbers, Source, tabulate
+from ckptstore.format.codecs.layout import WHOLE_BYTES
+from ckptstore.format.codecs.parts import ALIKE, STORED, Numbers, tabulate
 from ckptstore.format.codecs.squeezing import STEPS, WHOLE, per_byte
 from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
 
 _BYTE, _WORD = np.uint8, np.uint16
-_SPLITS = (3, 7, WHOLE_BYTES)
-_COMMON, _GAPS, _OTHERS, _ROWS = range(8, 12)
-"""The rows of memory behind those of the planes, for what a plane is squeezed to."""
 _DAMAGED = -1
-_INT, _BOOL = types.int64, types.boolean
-_NUMBERS, _TABLE = types.Array(_INT, 1, "C"), types.Array(_INT, 3, "C")
-_SOURCE = read(1), _NUMBERS, _NUMBERS, _INT
-
-
-class _Told(NamedTuple):
-    """A plan; differences are signed, and added to what is there."""
-
-    ways: Numbers
-    split: int
-    center: int
-    kept: bool
-    differences: bool
-
-
-class CompiledUnpacking:
-    """For one thread at a time, since every block uses the same memory."""
-
-    def __init__(self) -> None:
-        rows, kept = np.empty((_ROWS, BLOCK_WORDS), np.uint8), np.empty(2 * BLOCK_WORDS, np.uint8)
-        self._memory = rows, kept, np.empty((2, BLOCK_WORDS), np.uint16)
-        self._zstd = Context()
-
-    def unpack(self, loop: Loop, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool:
-        """Fill words, or add to them; false where something is wrong, and some were filled.
-
-        The loop is that of `unpacking` for such words.
-        """
-        done: bool = loop(self._zstd.address, *source, source.table, _told(plan, onto=onto), *self._memory, words)
-        return done
-
-
-@lru_cache(1024)
-def _told(plan: Plan, *, onto: bool) -> _Told:
-    ways, cut = np.array([(way.bits, way.offset) for way in plan.ways], np.int64), plan.cut
-    return _Told(ways, cut.split, cut.center << EXPONENT, cut.kept, onto)
-
-
-def knows(cut: Cut, *, onto: bool) -> bool:
-    """Whether such words can be joined here: not those of eight bytes, which are rare, nor what nobody writes."""
-    return cut.width < 8 and cut.split in _SPLITS and (cut.width == 1 or cut.signed == onto)
+_NUMBERS, _TABLE = types.Array(INT, 1, "C"), types.Array(INT, 3, "C")
+_SOURCE = read(1), _NUMBERS, _NUMBERS, INT
 
 
 @cache
@@ -75,34 +47,34 @@ def _unpacking(joining: Loop, width: int) -> Loop:
     tabulating = _tabulating()
 
     def unpack(
-        zstd: int, stored: Plane, borders: Numbers, shapes: Numbers, count: int, table: Numbers, told: _Told,
-        rows: Plane, kept: Plane, halves: Words, words: Words,
+        zstd: int, stored: Plane, borders: Numbers, shapes: Numbers, count: int, table: Numbers, told: Told,
+        rows: Plane, spare: Plane, halves: Words, words: Words,
     ) -> bool:  # fmt: skip
         if not tabulating(stored, borders, shapes, count, table):
             return False
         for block in range(table.shape[0]):
             out = words[block * BLOCK_WORDS : (block + 1) * BLOCK_WORDS]
-            if not joining(zstd, stored, table[block], told, rows, kept, halves, out):
+            if not joining(zstd, stored, table[block], told, rows, spare, halves, out):
                 return False
         return True
 
-    return compiled(unpack, _BOOL(types.uint64, *_SOURCE, _TABLE, _told_type(), *_memory(), given(width)))
+    return compiled(unpack, BOOL(ADDRESS, *_SOURCE, _TABLE, TOLD, ROWS, SPARE, HALVES, given(width)))
 
 
 @cache
 def _tabulating() -> Loop:
-    return helping(tabulate, _BOOL(*_SOURCE, _TABLE))
+    return helping(tabulate, BOOL(*_SOURCE, _TABLE))
 
 
 def _joining(join: Callable[..., bool], width: int) -> Loop:
-    return helping(join, _BOOL(*_block(), *_memory(), given(width)))
+    return helping(join, BOOL(*_block(), ROWS, SPARE, HALVES, given(width)))
 
 
 def _of_bytes() -> Loop:
     plane = _plane()
 
     def join(
-        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane, kept: Plane, halves: Words, out: Words
+        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane, spare: Plane, halves: Words, out: Words
     ) -> bool:
         found = plane(zstd, stored, row, told, rows, 0, 0, out.size)
         if found.size != out.size:
@@ -118,7 +90,7 @@ def _of_twos() -> Loop:
     pair = _pair()
 
     def join(
-        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane, kept: Plane, halves: Words, out: Words
+        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane, spare: Plane, halves: Words, out: Words
     ) -> bool:
         joined = halves[0][: out.size] if told.differences else out
         if pair(zstd, stored, row, told, rows, 0, 0, told.split, joined) == _DAMAGED:
@@ -135,7 +107,7 @@ def _of_fours() -> Loop:
     pair, part, plain, add = _pair(), _part(), _join(4, signed=False), _join(4, signed=True, onto=True)
 
     def join(
-        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane, kept: Plane, halves: Words, out: Words
+        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane, spare: Plane, halves: Words, out: Words
     ) -> bool:
         first = 0
         for half in range(1 if told.kept else 2):
@@ -144,7 +116,7 @@ def _of_fours() -> Loop:
             if first == _DAMAGED:
                 return False
         high, low = halves[0][: out.size], halves[1][: out.size]
-        lower = part(zstd, stored, kept, row[first]).view(np.uint16) if told.kept else low
+        lower = part(zstd, stored, spare, row[first]).view(np.uint16) if told.kept else low
         if told.differences:
             add(high, lower, out)
         else:
@@ -158,10 +130,10 @@ def _of_fours() -> Loop:
 def _pair() -> Loop:
     """Fills words of two bytes from the planes from `place` on; tells which part is next."""
     plane, plain, signed = _plane(), _join(2, signed=False), _join(2, signed=True)
-    narrow, wide = (_fit(split) for split in _SPLITS[:2])
+    narrow, wide = (_fit(split) for split in SPLITS[:2])
 
     def pair(
-        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane,
+        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane,
         place: int, first: int, split: int, out: Words,
     ) -> int:  # fmt: skip
         high = low = stored[:0]
@@ -170,9 +142,9 @@ def _pair() -> Loop:
             first += 1 if told.ways[place + number][0] == WHOLE else 3
             if low.size != out.size:
                 return _DAMAGED
-        if split == _SPLITS[0]:
+        if split == SPLITS[0]:
             narrow(high, low, _WORD(told.center), out)
-        elif split == _SPLITS[1]:
+        elif split == SPLITS[1]:
             wide(high, low, _WORD(told.center), out)
         elif told.differences:
             signed(high, low, out)
@@ -180,7 +152,7 @@ def _pair() -> Loop:
             plain(high, low, out)
         return first
 
-    return helping(pair, _INT(*_block(), given(1, 2), _INT, _INT, _INT, given(2)))
+    return helping(pair, INT(*_block(), ROWS, INT, INT, INT, given(2)))
 
 
 @cache
@@ -189,14 +161,14 @@ def _plane() -> Loop:
     part, twos, fours = _part(), _spread(2), _spread(4)
 
     def plane(
-        zstd: int, stored: Plane, row: Numbers, told: _Told, rows: Plane, place: int, first: int, count: int
+        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane, place: int, first: int, count: int
     ) -> Any:
         bits, offset, out = told.ways[place][0], _BYTE(told.ways[place][1]), rows[place]
         if bits == WHOLE:
             return part(zstd, stored, out, row[first])
-        common = part(zstd, stored, rows[_COMMON], row[first])
-        gaps = part(zstd, stored, rows[_GAPS], row[first + 1])
-        others = part(zstd, stored, rows[_OTHERS], row[first + 2])
+        common = part(zstd, stored, rows[COMMON], row[first])
+        gaps = part(zstd, stored, rows[GAPS], row[first + 1])
+        others = part(zstd, stored, rows[OTHERS], row[first + 2])
         if common.size != row[first][3] or gaps.size != row[first + 1][3] or others.size != gaps.size:
             return out[:0]
         if bits == 4:
@@ -213,7 +185,7 @@ def _plane() -> Loop:
             out[last] = others[number]
         return out[:count]
 
-    return helping(plane, read(1)(*_block(), given(1, 2), _INT, _INT, _INT))
+    return helping(plane, read(1)(*_block(), ROWS, INT, INT, INT))
 
 
 @cache
@@ -231,7 +203,7 @@ def _part() -> Loop:
             return fresh[:0]
         return fresh[:size]
 
-    return helping(part, read(1)(types.uint64, read(1), given(1), types.Array(_INT, 1, "C")))
+    return helping(part, read(1)(ADDRESS, read(1), given(1), types.Array(INT, 1, "C")))
 
 
 @cache
@@ -275,13 +247,4 @@ def _fit(split: int) -> Loop:
 
 def _block() -> tuple[types.Type, ...]:
     """What decodes, a payload, where the parts of one of its blocks are, and its plan."""
-    return types.uint64, read(1), types.Array(_INT, 2, "C"), _told_type()
-
-
-def _told_type() -> types.Type:
-    return types.NamedTuple([types.Array(_INT, 2, "C"), _INT, _INT, _BOOL, _BOOL], _Told)  # type: ignore[no-untyped-call]
-
-
-def _memory() -> tuple[types.Type, ...]:
-    """For planes, and what a plane is squeezed to; lower halves that stay whole; halves of words."""
-    return given(1, 2), given(1), given(2, 2)
+    return ADDRESS, read(1), types.Array(INT, 2, "C"), TOLD

@@ -1,4 +1,4 @@
-"""Frames of zstd decoded within compiled loops: in memory that is in a core's cache, and without Python's lock.
+"""Frames of zstd made and decoded within compiled loops: what they hold stays in a core's cache, and no lock is held.
 
 The functions are those of the package zstandard, at the addresses that its binding by cffi tells.
 """
@@ -13,15 +13,28 @@ from numba import types
 from zstandard._cffi import ffi, lib
 
 from ckptstore.format.codecs.compiling import Loop, given, helping, read
+from ckptstore.format.codecs.entropy import PARAMETERS
 from ckptstore.format.codecs.words import Plane
 
 
-class Context:
+class Decoder:
     """What zstd decodes with, for one thread at a time; `address` is where it is."""
 
     def __init__(self) -> None:
         self._made = ffi.gc(lib.ZSTD_createDCtx(), lib.ZSTD_freeDCtx)
-        self.address = int(ffi.cast("uintptr_t", self._made))
+        self.address = _address(self._made)
+
+
+class Encoder:
+    """What zstd codes with, the same way."""
+
+    def __init__(self) -> None:
+        self._made = ffi.gc(lib.ZSTD_createCCtx(), lib.ZSTD_freeCCtx)
+        for name, value in PARAMETERS.items():
+            first, *others = name.split("_")
+            number = getattr(lib, "ZSTD_c_" + first + "".join(map(str.capitalize, others)))
+            lib.ZSTD_CCtx_setParameter(self._made, number, value)
+        self.address = _address(self._made)
 
 
 @cache
@@ -40,7 +53,22 @@ def decoding() -> Loop:
     return helping(decode, types.boolean(types.uint64, read(1), types.int64, types.int64, given(1)))
 
 
+@cache
+def coding() -> Loop:
+    """What fills the beginning of `out`, which has room for any, with a frame; the length of that."""
+    compress = _function("ZSTD_compress2", c_size_t, 5)
+
+    def code(context: int, part: Plane, out: Plane) -> int:
+        length: int = compress(context, out.ctypes.data, out.size, part.ctypes.data, part.size)
+        return length
+
+    return helping(code, types.int64(types.uint64, read(1), given(1)))
+
+
+def _address(made: Any) -> int:
+    return int(ffi.cast("uintptr_t", made))
+
+
 def _function(name: str, result: Any, arguments: int) -> Any:
     """Addresses and sizes are as wide."""
-    address = int(ffi.cast("uintptr_t", ffi.addressof(lib, name)))
-    return CFUNCTYPE(result, *[c_size_t] * arguments)(address)
+    return CFUNCTYPE(result, *[c_size_t] * arguments)(_address(ffi.addressof(lib, name)))

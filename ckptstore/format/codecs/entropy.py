@@ -12,25 +12,31 @@ import zstandard
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.words import Plane
 
-_SCARCE = 0.98  # what saves less is not worth the time of decoding
-
-_HUFFMAN = zstandard.ZstdCompressionParameters(
-    compression_level=1, strategy=zstandard.STRATEGY_FAST, hash_log=6, chain_log=6, min_match=7, search_log=1
-)
+SCARCE = 0.98
+"""What saves less is not worth the time of decoding."""
+PARAMETERS = {
+    "compression_level": 1,
+    "strategy": zstandard.STRATEGY_FAST,
+    "hash_log": 6,
+    "chain_log": 6,
+    "min_match": 7,
+    "search_log": 1,
+}
+"""Zstd's."""
 
 
 class PlaneCoder:
     """Not for several threads at once."""
 
     def __init__(self) -> None:
-        self._zstd = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
+        self._zstd = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(**PARAMETERS))
 
     def encode(self, plane: Plane) -> Plane:
         """The smallest of the three; it may share memory with the plane."""
         if len(plane) and plane[0] == plane[-1] and (plane[0] == plane).all():
             return plane[:1]
         coded = self._zstd.compress(plane.data)
-        return np.frombuffer(coded, np.uint8) if len(coded) < _SCARCE * len(plane) else plane
+        return np.frombuffer(coded, np.uint8) if len(coded) < SCARCE * len(plane) else plane
 
 
 class PlaneDecoder:

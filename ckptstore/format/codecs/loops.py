@@ -42,6 +42,13 @@ class Loops:
         np.right_shift(words, 4 * width, out=spare)
         np.copyto(high, spare, casting="unsafe")
 
+    def pack(self, plan: Plan, words: Words, out: Plane, end: int, lengths: Words) -> int:
+        """Put the parts of a block behind what ends there, and tell their lengths.
+
+        Where they end; 0 where no loop does so, or not yet, or there is no room.
+        """
+        return 0
+
     def unpack(self, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool:
         """Fill words, or add to them, from a payload; false where none does so, or not yet, or something is wrong."""
         return False

@@ -20,21 +20,24 @@ _ABOUT, _MORE = 1.03, 1 << 16  # samples tell the size within half a percent, of
 
 def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: memoryview) -> Buffer:
     """The payload of `count` words, which `block` gives one block at a time, and of the `tail`."""
-    lengths: list[int] = []
     head, blocks = head_of(plan), blocks_of(count)
-    end = len(head) + LENGTH.itemsize * plan.parts * len(blocks)
+    lengths = np.empty((len(blocks), plan.parts), LENGTH)
+    end = len(head) + lengths.nbytes
     size = count * plan.cut.width
     out = memory(end + min(int(plan.share * _ABOUT * size) + _MORE, size) + len(tail))
     with borrowed() as tools:
-        for where in blocks:
-            for part in _coded(plan, block(where, tools), tools):
-                lengths.append(len(part))
+        for where, row in zip(blocks, lengths, strict=True):
+            words = block(where, tools)
+            done = tools.loops.pack(plan, words, out[: len(out) - len(tail)], end, row)
+            for place, part in enumerate([] if done else _coded(plan, words, tools)):
+                row[place] = len(part)
                 if end + len(part) + len(tail) > len(out):  # where a chunk is unlike its sample
                     out = _moved(out[:end], max(size, end) + len(part) + len(tail) + _MORE)
                 out[end : end + len(part)] = part
                 end += len(part)
+            end = done or end
     out[end : end + len(tail)] = tail
-    told = head + np.array(lengths, LENGTH).tobytes()
+    told = head + lengths.tobytes()
     out[: len(told)] = np.frombuffer(told, np.uint8)
     return cut_off(out, end + len(tail))
 

@@ -1,0 +1,203 @@
+"""A block of words to the parts of a payload by one compiled call, while it is in a core's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ckptstore.format.codecs.compiled_cutting import cutting, halving
+from ckptstore.format.codecs.compiled_plans import (
+    ADDRESS,
+    COMMON,
+    GAPS,
+    HALVES,
+    INT,
+    OTHERS,
+    ROWS,
+    SPARE,
+    SPLITS,
+    TOLD,
+    Told,
+)
+from ckptstore.format.codecs.compiled_squeezing import squeezing
+from ckptstore.format.codecs.compiled_zstd import coding
+from ckptstore.format.codecs.compiling import Loop, compiled, given, helping, read
+from ckptstore.format.codecs.entropy import SCARCE
+from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES
+from ckptstore.format.codecs.squeezing import NARROW, WHOLE
+from ckptstore.format.codecs.words import Plane, Words
+
+_FULL = 0
+_LENGTH = LENGTH.itemsize
+_CARRY_OF_TWO, _CARRY_OF_FOUR = 1 << 7, 1 << 15
+"""What is added to words before their upper half is taken, where the lower one is signed."""
+_OUT = given(1), INT, given(4), INT
+"""A payload, where it ends, the lengths of parts, and which of them is next."""
+
+
+@cache
+def packing(width: int) -> Loop:
+    """What puts the parts of a block of words of a width behind what a payload has already, and tells their lengths.
+
+    It gives where the payload ends then, or 0 where there was no room.
+    """
+    pack = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width]()
+    return compiled(pack, INT(ADDRESS, read(width), TOLD, ROWS, SPARE, HALVES, given(1), INT, given(4)))
+
+
+def _of_bytes() -> Callable[..., Any]:
+    plane = _plane()
+
+    def pack(
+        zstd: int, words: Words, told: Told, rows: Plane, spare: Plane, halves: Words,
+        out: Plane, end: int, lengths: Words,
+    ) -> Any:  # fmt: skip
+        return plane(zstd, words, told, 0, rows, spare, out, end, lengths, 0)
+
+    return pack
+
+
+def _of_twos() -> Callable[..., Any]:
+    pair = _pair()
+
+    def pack(
+        zstd: int, words: Words, told: Told, rows: Plane, spare: Plane, halves: Words,
+        out: Plane, end: int, lengths: Words,
+    ) -> Any:  # fmt: skip
+        return pair(zstd, words, told, 0, told.split, rows, spare, out, end, lengths, 0)
+
+    return pack
+
+
+def _of_fours() -> Callable[..., Any]:
+    pair, halve = _pair(), halving(4)
+
+    def pack(
+        zstd: int, words: Words, told: Told, rows: Plane, spare: Plane, halves: Words,
+        out: Plane, end: int, lengths: Words,
+    ) -> Any:  # fmt: skip
+        high, low = halves[0][: words.size], halves[1][: words.size]
+        halve(words, _CARRY_OF_FOUR if told.differences else 0, high, low)
+        end = pair(zstd, high, told, 0, told.split, rows, spare, out, end, lengths, 0)
+        size = 2 * words.size
+        if not told.kept:
+            first = (1 if told.ways[0][0] == WHOLE else 3) + (1 if told.ways[1][0] == WHOLE else 3)
+            return pair(zstd, low, told, 2, WHOLE_BYTES, rows, spare, out, end, lengths, first)
+        if end == _FULL or end + size > out.size:
+            return _FULL
+        behind = out[end : end + size].view(np.uint16)
+        for place in range(words.size):
+            behind[place] = low[place]
+        lengths[lengths.size - 1] = size
+        return end + size
+
+    return pack
+
+
+@cache
+def _pair() -> Loop:
+    """Cuts words of two bytes into the planes from `first` on, and codes these."""
+    plane, halve = _plane(), halving(2)
+    narrow, wide = (cutting(split) for split in SPLITS[:2])
+
+    def pair(
+        zstd: int, words: Words, told: Told, first: int, split: int, rows: Plane, spare: Plane,
+        out: Plane, end: int, lengths: Words, part: int,
+    ) -> Any:  # fmt: skip
+        upper, lower = rows[first][: words.size], rows[first + 1][: words.size]
+        if split == SPLITS[0]:
+            narrow(words, told.center, upper, lower)
+        elif split == SPLITS[1]:
+            wide(words, told.center, upper, lower)
+        else:
+            halve(words, _CARRY_OF_TWO if told.differences else 0, upper, lower)
+        end = plane(zstd, upper, told, first, rows, spare, out, end, lengths, part)
+        part += 1 if told.ways[first][0] == WHOLE else 3
+        return plane(zstd, lower, told, first + 1, rows, spare, out, end, lengths, part)
+
+    return helping(pair, INT(ADDRESS, read(2), TOLD, INT, INT, ROWS, SPARE, *_OUT))
+
+
+@cache
+def _plane() -> Loop:
+    """Puts the parts of a plane behind each other."""
+    code, copy, squeezed = _code(), _copy(), _squeezed()
+
+    def plane(
+        zstd: int, cut: Plane, told: Told, place: int, rows: Plane, spare: Plane,
+        out: Plane, end: int, lengths: Words, part: int,
+    ) -> Any:  # fmt: skip
+        bits, offset, coded = told.ways[place][0], told.ways[place][1], told.ways[place][2]
+        if bits != WHOLE:
+            return squeezed(zstd, cut, bits, offset, rows, spare, out, end, lengths, part)
+        if not coded:
+            return copy(cut, out, end, lengths, part)
+        return code(zstd, cut, spare, out, end, lengths, part)
+
+    return helping(plane, INT(ADDRESS, read(1), TOLD, INT, ROWS, SPARE, *_OUT))
+
+
+@cache
+def _squeezed() -> Loop:
+    code = _code()
+    four, two, none = (squeezing(bits) for bits in NARROW)
+
+    def squeezed(
+        zstd: int, cut: Plane, bits: int, offset: int, rows: Plane, spare: Plane,
+        out: Plane, end: int, lengths: Words, part: int,
+    ) -> Any:  # fmt: skip
+        common, gaps, others = rows[COMMON], rows[GAPS], rows[OTHERS]
+        common = common[: (cut.size * bits + WHOLE - 1) // WHOLE]
+        eights = cut[: cut.size // 8 * 8].view(np.uint64)
+        if bits == NARROW[0]:
+            found = four(cut, eights, offset, common, gaps, others)
+        elif bits == NARROW[1]:
+            found = two(cut, eights, offset, common, gaps, others)
+        else:
+            found = none(cut, eights, offset, common, gaps, others)
+        end = code(zstd, common, spare, out, end, lengths, part)
+        lengths[part + 1] = 0
+        if found and end != _FULL and end + _LENGTH <= out.size:
+            for byte in range(_LENGTH):
+                out[end + byte] = found >> WHOLE * byte & 0xFF
+            end = code(zstd, gaps[:found], spare, out, end + _LENGTH, lengths, part + 1)
+            lengths[part + 1] += _LENGTH
+        elif found:
+            end = _FULL
+        return code(zstd, others[:found], spare, out, end, lengths, part + 2)
+
+    return helping(squeezed, INT(ADDRESS, read(1), INT, INT, ROWS, SPARE, *_OUT))
+
+
+@cache
+def _code() -> Loop:
+    """The smallest of a part as it is, one byte for all, and a frame; see `PlaneCoder`."""
+    compress, copy = coding(), _copy()
+
+    def code(zstd: int, part: Plane, fresh: Plane, out: Plane, end: int, lengths: Words, number: int) -> Any:
+        same = part.size > 0 and part[0] == part[part.size - 1]
+        for place in range(part.size if same else 0):
+            same &= part[place] == part[0]
+        if same or part.size == 0:
+            return copy(part[:1], out, end, lengths, number)
+        size = compress(zstd, part, fresh)
+        return copy(fresh[:size] if size < SCARCE * part.size else part, out, end, lengths, number)
+
+    return helping(code, INT(ADDRESS, read(1), given(1), *_OUT))
+
+
+@cache
+def _copy() -> Loop:
+    def copy(part: Plane, out: Plane, end: int, lengths: Words, number: int) -> Any:
+        if end == _FULL or end + part.size > out.size:
+            return _FULL
+        behind = out[end:]
+        for place in range(part.size):
+            behind[place] = part[place]
+        lengths[number] = part.size
+        return end + part.size
+
+    return helping(copy, INT(read(1), *_OUT))

@@ -1,0 +1,59 @@
+"""Planes squeezed to few bits, compiled; see `squeezing`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numba import types
+
+from ckptstore.format.codecs.compiling import Loop, compiled, given, kind, read
+from ckptstore.format.codecs.squeezing import FAR, POWERS, per_byte
+from ckptstore.format.codecs.words import Plane, Words
+
+_FAR, _POWERS = FAR, len(POWERS)
+_BYTE = np.uint8
+_LINE = 128
+_LOWS, _TOPS = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
+
+
+@cache
+def squeezing(bits: int) -> Loop:
+    """Others are looked for by lines, and in those that have any by eights: mostly there are none."""
+    mask, places = _BYTE((1 << bits) - 1), per_byte(bits)
+    far, fars = _BYTE(0x100 - (1 << bits)), np.uint64((0x100 - (1 << bits)) * 0x0101010101010101)
+
+    def squeeze(plane: Plane, eights: Words, offset: int, common: Plane, gaps: Plane, others: Plane) -> int:
+        for place in range(places):
+            part = plane[place * common.size : (place + 1) * common.size]
+            for at in range(part.size):
+                near = _BYTE(_BYTE(_BYTE(part[at] - offset) & mask) << _BYTE(bits * place))
+                common[at] = common[at] | near if place else near
+        offsets = np.uint64(offset) * np.uint64(0x0101010101010101)
+        told, last = 0, 0
+        for line in range(0, plane.size, _LINE):
+            found = _BYTE(0)
+            part = plane[line : line + _LINE]
+            for at in range(part.size):
+                found = _BYTE(found | _BYTE(_BYTE(part[at] - offset) & far))
+            if not found:
+                continue
+            for group in range(line // 8, min(line // 8 + _LINE // 8, eights.size + 1)):
+                if group < eights.size:
+                    eight = eights[group]
+                    moved = ((eight | _TOPS) - (offsets & _LOWS)) ^ ((eight ^ ~offsets) & _TOPS)
+                    if not moved & fars:
+                        continue
+                for place in range(8 * group, min(8 * group + 8, plane.size)):
+                    if _BYTE(plane[place] - offset) & far:
+                        for power in range(_POWERS - 1 if place - last >= _FAR else -1, -1, -1):
+                            if place - last >= _FAR << power:
+                                last += _FAR << power
+                                gaps[told], others[told] = _FAR + power, plane[last]
+                                told += 1
+                        gaps[told], others[told] = place - last, plane[place]
+                        told += 1
+                        last = place
+        return told
+
+    return compiled(squeeze, types.intp(read(1), read(8), kind(1), given(1), given(1), given(1)))
