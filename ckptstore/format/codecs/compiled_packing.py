@@ -184,6 +184,8 @@ def _code() -> Loop:
         if same or part.size == 0:
             return copy(part[:1], out, end, lengths, number)
         size = compress(zstd, part, fresh)
+        if size < 0:
+            return _FULL
         return copy(fresh[:size] if size < SCARCE * part.size else part, out, end, lengths, number)
 
     return helping(code, INT(ADDRESS, read(1), given(1), *_OUT))

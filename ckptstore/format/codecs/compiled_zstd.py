@@ -21,7 +21,7 @@ class Decoder:
     """What zstd decodes with, for one thread at a time; `address` is where it is."""
 
     def __init__(self) -> None:
-        self._made = ffi.gc(lib.ZSTD_createDCtx(), lib.ZSTD_freeDCtx)
+        self._made = ffi.gc(_some(lib.ZSTD_createDCtx()), lib.ZSTD_freeDCtx)
         self.address = _address(self._made)
 
 
@@ -29,7 +29,7 @@ class Encoder:
     """What zstd codes with, the same way."""
 
     def __init__(self) -> None:
-        self._made = ffi.gc(lib.ZSTD_createCCtx(), lib.ZSTD_freeCCtx)
+        self._made = ffi.gc(_some(lib.ZSTD_createCCtx()), lib.ZSTD_freeCCtx)
         for name, value in PARAMETERS.items():
             first, *others = name.split("_")
             number = getattr(lib, "ZSTD_c_" + first + "".join(map(str.capitalize, others)))
@@ -55,7 +55,7 @@ def decoding() -> Loop:
 
 @cache
 def coding() -> Loop:
-    """What fills the beginning of `out`, which has room for any, with a frame; the length of that."""
+    """What fills the beginning of `out`, which has room for any, with a frame: its length, below 0 without memory."""
     compress = _function("ZSTD_compress2", c_size_t, 5)
 
     def code(context: int, part: Plane, out: Plane) -> int:
@@ -63,6 +63,12 @@ def coding() -> Loop:
         return length
 
     return helping(code, types.int64(types.uint64, read(1), given(1)))
+
+
+def _some(made: Any) -> Any:
+    if made == ffi.NULL:
+        raise MemoryError("no memory for zstd")
+    return made
 
 
 def _address(made: Any) -> int:
