@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from ckptstore.format.codecs.adam_arithmetic import SMALL, Kind, Number, Rounding
-from ckptstore.format.codecs.compiling import Loop, compiled, given, helping, read
+from ckptstore.format.codecs.compiled.compiling import Loop, compiled, given, helping, read
 from ckptstore.format.codecs.words import Words, word_type
 
 _FLOAT, _BITS = np.float32, np.uint32

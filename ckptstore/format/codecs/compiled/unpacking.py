@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ckptstore.format.codecs.compiled_plans import (
+from ckptstore.format.codecs.compiled.compiling import Loop, compiled, given, helping, kind, read
+from ckptstore.format.codecs.compiled.plans import (
     ADDRESS,
     BOOL,
     COMMON,
@@ -23,8 +24,7 @@ from ckptstore.format.codecs.compiled_plans import (
     TOLD,
     Told,
 )
-from ckptstore.format.codecs.compiled_zstd import decoding
-from ckptstore.format.codecs.compiling import Loop, compiled, given, helping, kind, read
+from ckptstore.format.codecs.compiled.zstd import decoding
 from ckptstore.format.codecs.layout import WHOLE_BYTES
 from ckptstore.format.codecs.parts import ALIKE, STORED, Numbers, tabulate
 from ckptstore.format.codecs.squeezing import STEPS, WHOLE, per_byte

@@ -9,14 +9,14 @@ import numpy as np
 from numba import types
 
 from ckptstore.format.codecs.adam_arithmetic import Prediction
-from ckptstore.format.codecs.compiled_adam import predicting
-from ckptstore.format.codecs.compiled_cutting import cutting, halving
-from ckptstore.format.codecs.compiled_packing import packing
-from ckptstore.format.codecs.compiled_plans import fresh_memory, knows, told
-from ckptstore.format.codecs.compiled_squeezing import squeezing
-from ckptstore.format.codecs.compiled_unpacking import unpacking
-from ckptstore.format.codecs.compiled_zstd import Decoder, Encoder
-from ckptstore.format.codecs.compiling import Loop, compiled, read
+from ckptstore.format.codecs.compiled.adam import predicting
+from ckptstore.format.codecs.compiled.compiling import Loop, compiled, read
+from ckptstore.format.codecs.compiled.cutting import cutting, halving
+from ckptstore.format.codecs.compiled.packing import packing
+from ckptstore.format.codecs.compiled.plans import fresh_memory, knows, told
+from ckptstore.format.codecs.compiled.squeezing import squeezing
+from ckptstore.format.codecs.compiled.unpacking import unpacking
+from ckptstore.format.codecs.compiled.zstd import Decoder, Encoder
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.loops import Array, Loops
 from ckptstore.format.codecs.making import Get, at_once

@@ -12,7 +12,7 @@ from typing import Any
 from numba import types
 from zstandard._cffi import ffi, lib
 
-from ckptstore.format.codecs.compiling import Loop, given, helping, read
+from ckptstore.format.codecs.compiled.compiling import Loop, given, helping, read
 from ckptstore.format.codecs.entropy import PARAMETERS
 from ckptstore.format.codecs.words import Plane
 

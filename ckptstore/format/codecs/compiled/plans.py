@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from ckptstore.format.codecs.compiling import given
+from ckptstore.format.codecs.compiled.compiling import given
 from ckptstore.format.codecs.layout import EXPONENT, WHOLE_BYTES, Cut, Plan
 from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words
 

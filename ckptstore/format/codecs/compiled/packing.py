@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ckptstore.format.codecs.compiled_cutting import cutting, halving
-from ckptstore.format.codecs.compiled_plans import (
+from ckptstore.format.codecs.compiled.compiling import Loop, compiled, given, helping, read
+from ckptstore.format.codecs.compiled.cutting import cutting, halving
+from ckptstore.format.codecs.compiled.plans import (
     ADDRESS,
     COMMON,
     GAPS,
@@ -22,9 +23,8 @@ from ckptstore.format.codecs.compiled_plans import (
     TOLD,
     Told,
 )
-from ckptstore.format.codecs.compiled_squeezing import squeezing
-from ckptstore.format.codecs.compiled_zstd import coding
-from ckptstore.format.codecs.compiling import Loop, compiled, given, helping, read
+from ckptstore.format.codecs.compiled.squeezing import squeezing
+from ckptstore.format.codecs.compiled.zstd import coding
 from ckptstore.format.codecs.entropy import SCARCE
 from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numba import types
 
-from ckptstore.format.codecs.compiling import Loop, compiled, given, kind, read
+from ckptstore.format.codecs.compiled.compiling import Loop, compiled, given, kind, read
 from ckptstore.format.codecs.squeezing import FAR, POWERS, per_byte
 from ckptstore.format.codecs.words import Plane, Words
 
