@@ -17,7 +17,7 @@ _MOST = 16 * DEFAULT_BUDGET
 _SHARE = 4
 """Who holds something himself while chunks are read takes at most this part of the budget for it."""
 _BLOCK_BYTES = 1 << 20
-_BLOCKS_HELD = 5.8
+_BLOCKS_HELD = 7
 """What codecs of numbers hold beside while they decode, measured where they hold most: differences of 8 bytes."""
 _WHOLE = {RAW.number, ZSTD.number}
 """Codecs that decode straight into the destination."""
@@ -68,7 +68,7 @@ def decoding_bytes(places: Collection[ChunkLocation]) -> int:
     for place in places:
         if place.codec not in _WHOLE:
             largest = max(largest, place.raw_length)
-    return int(_BLOCKS_HELD * min(largest, _BLOCK_BYTES))
+    return _BLOCKS_HELD * min(largest, _BLOCK_BYTES)
 
 
 def share(budget: int | None, largest: int) -> int:

@@ -152,13 +152,20 @@ assert out == raw and len(made.payload) < 0.9 * len(raw)
     [
         ("", "CompiledLoops"),
         ("import sys; sys.modules['numba'] = None", "Loops"),
-        ("import sys; sys.modules['zstandard._cffi'] = None", "Loops"),
         ("import os; os.environ['NUMBA_DISABLE_JIT'] = '1'", "Loops"),
     ],
 )
 def test_who_codes_much_uses_numba_if_it_is_there(before, used):
     done = subprocess.run([sys.executable, "-c", before + CODE], capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.stderr) == ([used], "")
+
+
+@pytest.mark.parametrize("missing", ["zstandard._cffi", "_cffi_backend"])
+def test_numba_without_cffi_is_told_of_and_not_used(missing):
+    code = f"import sys; sys.modules[{missing!r}] = None" + CODE
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["Loops"], done.stderr
+    assert 'numba needs cffi here, codecs go on without both: pip install "ckptstore[jit]"' in done.stderr
 
 
 def test_a_numba_that_does_not_work_is_told_of_and_not_used():

@@ -12,9 +12,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptstore.chunkstore.encoding import unwritten
+from ckptstore.chunkstore.needs import decoding_bytes
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs import tools
+from ckptstore.format.codecs import Form, codec_numbered, encode, tools
 from ckptstore.format.codecs.compiled import CompiledLoops
+from ckptstore.format.codecs.delta import Delta
 from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES, Cut, Plan, Way
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.packing import pack
@@ -187,3 +190,39 @@ def test_a_frame_that_does_not_tell_its_size_rightly_is_damage(loops, size):
         frame = told.compress(words[:size].tobytes() if size < 1000 else words.tobytes() + b"x")
         payload = bytes([1, WHOLE_BYTES, 0, 0, WHOLE, 0]) + np.array([len(frame)], LENGTH).tobytes() + frame
         assert unpacked(loops, payload, bytes(1000), onto=False) is None
+
+
+@pytest.mark.parametrize("loops", [Loops, CompiledLoops])
+@pytest.mark.parametrize(
+    "behind",
+    [b"\x50\x2a\x4d\x18\x03\0\0\0abc", zstandard.ZstdCompressor().compress(b""), b"x"],
+    ids=["skippable", "empty", "x"],
+)
+def test_what_lies_behind_a_frame_is_damage(loops, behind):
+    words = np.random.default_rng(0).integers(0, 9, 1000, np.uint8)
+    for more in (b"", behind):
+        frame = zstandard.ZstdCompressor().compress(words.tobytes()) + more
+        payload = bytes([1, WHOLE_BYTES, 0, 0, WHOLE, 0]) + np.array([len(frame)], LENGTH).tobytes() + frame
+        assert unpacked(loops, payload, bytes(1000), onto=False) == (None if more else words.tobytes())
+
+
+COUNTERS = np.random.default_rng(0).poisson(3, 1 << 19).astype("<i8")
+COUNTERS[::100] += 1 << 40
+
+
+@pytest.mark.parametrize("loops", [Loops, CompiledLoops])
+@pytest.mark.parametrize("kind", ["<i8", "<f8", "<i4", "<f4", "<i2"])
+@pytest.mark.parametrize("related", [False, True])
+def test_decoding_holds_no_more_than_readers_reckon_with(loops, kind, related):
+    before = (COUNTERS * (0.7 if "f" in kind else 1)).astype(kind)
+    raw, base = (memoryview(array.tobytes()) for array in (before + (COUNTERS % 3 == 0).astype(kind), before))
+    made = encode(raw, Form(before.itemsize, "f" in kind), base if related else None, "best")
+    out = memoryview(bytearray(base))
+    decode = Delta().decode_onto if made.uses_base else codec_numbered(made.codec).decode
+    with only(loops):
+        decode(memoryview(made.payload), out)  # loops are compiled
+    out[:] = base
+    with only(loops), traced() as peak:
+        decode(memoryview(made.payload), out)
+        assert peak() <= decoding_bytes([unwritten(b"", len(raw), len(raw))])
+    assert out == raw

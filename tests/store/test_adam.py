@@ -157,7 +157,7 @@ def test_what_chunks_share_is_read_once(store, step, into, monkeypatch):
             assert recording.read - before <= beneath(store, step)
 
 
-@pytest.mark.parametrize("budget", [1_100_000, 1_500_000, 4 << 20])
+@pytest.mark.parametrize("budget", [1_200_000, 1_500_000, 4 << 20])
 def test_a_checkout_of_a_chain_keeps_to_its_budget(store, budget):
     held = committed(store, Training(), range(6))
     for step in held:

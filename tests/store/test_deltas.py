@@ -251,7 +251,7 @@ def test_a_reader_finds_what_moved_meanwhile(place):
         assert_same(store.checkout(9), state(9))
 
 
-@pytest.mark.parametrize("budget", [4 << 20, 8 << 20])
+@pytest.mark.parametrize("budget", [5 << 20, 8 << 20])
 def test_a_checkout_keeps_to_its_budget(tmp_path, budget):
     numbers, chunk = 1 << 21, 1 << 19
     weights = noise(0, numbers) * 0.02

@@ -48,7 +48,11 @@ def fastest_loops() -> type[Loops]:
     """Those that numba compiles, if it is installed; with a warning when it does not work."""
     try:
         from ckptstore.format.codecs.compiled import CompiledLoops
-    except ImportError:
+    except ImportError as error:
+        if "cffi" in (error.name or ""):
+            warnings.warn(
+                'numba needs cffi here, codecs go on without both: pip install "ckptstore[jit]"', stacklevel=2
+            )
         return Loops
     except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the others do the same
         warnings.warn(f"numba does not work, codecs go on without it: {error!r}", stacklevel=2)

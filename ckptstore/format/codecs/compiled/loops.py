@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numba import types
@@ -13,7 +13,7 @@ from ckptstore.format.codecs.compiled.adam import predicting
 from ckptstore.format.codecs.compiled.compiling import Loop, compiled, read
 from ckptstore.format.codecs.compiled.cutting import cutting, halving
 from ckptstore.format.codecs.compiled.packing import packing
-from ckptstore.format.codecs.compiled.plans import fresh_memory, knows, told
+from ckptstore.format.codecs.compiled.plans import Memory, fresh_memory, knows, told
 from ckptstore.format.codecs.compiled.squeezing import squeezing
 from ckptstore.format.codecs.compiled.unpacking import unpacking
 from ckptstore.format.codecs.compiled.zstd import Decoder, Encoder
@@ -30,7 +30,12 @@ class CompiledLoops(Loops):
 
     def __init__(self, array: Array, get: Get = at_once) -> None:
         super().__init__(array, get)
-        self._memory, self._encoder, self._decoder = fresh_memory(), Encoder(), Decoder()
+        self._encoder, self._decoder = Encoder(), Decoder()
+
+    @cached_property
+    def _memory(self) -> Memory:
+        """Made when it is needed, since words of 8 bytes take as much elsewhere."""
+        return fresh_memory()
 
     def halve(self, words: Words, high: Words, low: Words, *, balanced: bool) -> None:
         """See `Loops.halve`."""

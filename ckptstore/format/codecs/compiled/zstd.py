@@ -39,13 +39,14 @@ class Encoder:
 
 @cache
 def decoding() -> Loop:
-    """What fills `out` from a frame in `stored`; false unless that holds as many bytes."""
+    """What fills `out` from one frame in `stored`, and nothing behind it; false unless that holds as many bytes."""
     held = _function("ZSTD_getFrameContentSize", c_uint64, 2)
+    ends = _function("ZSTD_findFrameCompressedSize", c_size_t, 2)
     decompress = _function("ZSTD_decompressDCtx", c_size_t, 5)
 
     def decode(context: int, stored: Plane, start: int, length: int, out: Plane) -> bool:
         frame: int = stored.ctypes.data + start
-        if held(frame, length) != out.size:
+        if held(frame, length) != out.size or ends(frame, length) != length:
             return False
         done: bool = decompress(context, out.ctypes.data, out.size, frame, length) == out.size
         return done
