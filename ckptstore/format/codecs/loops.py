@@ -49,9 +49,12 @@ class Loops:
         """
         return 0
 
-    def unpack(self, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool:
-        """Fill words, or add to them, from a payload; false where none does so, or not yet, or something is wrong."""
-        return False
+    def unpack(self, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool | None:
+        """Fill words, or add to them, from a payload; None where no loop does so, or not yet.
+
+        False where something is damaged: some words may be filled then, or added to.
+        """
+        return None
 
     def join(self, high: Words, low: Words, words: Words, *, balanced: bool, onto: bool = False) -> None:
         """The inverse of `halve`, or that added to `words`."""

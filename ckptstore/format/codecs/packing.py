@@ -29,13 +29,15 @@ def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: m
         for where, row in zip(blocks, lengths, strict=True):
             words = block(where, tools)
             done = tools.loops.pack(plan, words, out[: len(out) - len(tail)], end, row)
-            for place, part in enumerate([] if done else _coded(plan, words, tools)):
+            if done:
+                end = done
+                continue
+            for place, part in enumerate(_coded(plan, words, tools)):
                 row[place] = len(part)
                 if end + len(part) + len(tail) > len(out):  # where a chunk is unlike its sample
                     out = _moved(out[:end], max(size, end) + len(part) + len(tail) + _MORE)
                 out[end : end + len(part)] = part
                 end += len(part)
-            end = done or end
     out[end : end + len(tail)] = tail
     told = head + lengths.tobytes()
     out[: len(told)] = np.frombuffer(told, np.uint8)

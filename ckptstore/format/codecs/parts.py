@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.layout import LENGTH, Plan, blocks_of, borders_of
 from ckptstore.format.codecs.squeezing import WHOLE
 from ckptstore.format.codecs.words import BLOCK_WORDS, Plane
@@ -42,8 +41,7 @@ class Source(NamedTuple):
         """The bytes behind the last whole word."""
         return self.stored[self.borders[-1] :]
 
-    @property
-    def table(self) -> Numbers:
+    def new_table(self) -> Numbers:
         """Room for what `tabulate` tells."""
         return np.empty((len(blocks_of(self.words)), len(self.shapes), 4), np.int64)
 
@@ -93,8 +91,3 @@ def tabulate(
             row = table[block, place]
             row[0], row[1], row[2], row[3] = coding, start, length, size
     return True
-
-
-def impossible() -> CorruptData:
-    """What is wrong with a part that cannot be."""
-    return CorruptData("a part of a plane has not the length of what it stands for")

@@ -21,7 +21,7 @@ from ckptstore.format.codecs.pool import Pool
 from ckptstore.format.codecs.words import BLOCK_WORDS, Words, word_type
 
 _PATIENCE = 2048
-"""Before as many uses, some GiB, compiling would take longer than it saves: up to 5 s, and 2 ms a use."""
+"""Before as many uses, some GiB, compiling would take longer than it saves: up to 8 s, and 2 ms a use."""
 
 
 class Tools:

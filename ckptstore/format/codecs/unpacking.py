@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.cutting import Cutter
 from ckptstore.format.codecs.layout import Plan, Way, blocks_of, plan_of
-from ckptstore.format.codecs.parts import ALIKE, STORED, Source, impossible, source_of, tabulate
+from ckptstore.format.codecs.parts import ALIKE, STORED, Source, source_of, tabulate
 from ckptstore.format.codecs.squeezing import WHOLE, per_byte
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words, words_of
@@ -30,15 +31,18 @@ class Unpacking:
     def run(self, *, onto: bool = False) -> None:
         """Fill everything; with `onto` the words are differences, and added to what is there."""
         with borrowed() as tools:
-            if not tools.loops.unpack(self._plan, self._source, self._words, onto=onto):
-                _unpack(self._plan, self._source, self._words, tools, onto=onto)
+            done = tools.loops.unpack(self._plan, self._source, self._words, onto=onto)
+            if not done:
+                _unpack(self._plan, self._source, self._words, tools, onto=onto)  # it also tells what is damaged
+            if done is False:
+                raise CorruptData("a payload of planes does not decode")
         self._tail[:] = self._source.tail.data
 
 
 def _unpack(plan: Plan, source: Source, words: Words, tools: Tools, *, onto: bool) -> None:
-    table = source.table
+    table = source.new_table()
     if not tabulate(source.stored, source.borders.tolist(), source.shapes.tolist(), len(words), table):
-        raise impossible()
+        raise CorruptData("a part of a plane has not the length of what it stands for")
     for where, rows in zip(blocks_of(len(words)), table.tolist(), strict=True):
         block, parts = words[where], _parts(source.stored, rows, tools)
         Cutter(plan.cut, tools).join(list(_planes(plan, parts, len(block), tools)), block, onto=onto)

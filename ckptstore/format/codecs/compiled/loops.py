@@ -78,14 +78,13 @@ class CompiledLoops(Loops):
         ended: int = loop(self._encoder.address, words, known, *self._memory, out, end, lengths)
         return ended
 
-    def unpack(self, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool:
-        """See `Loops.unpack`, which tells of damage."""
+    def unpack(self, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool | None:
+        """See `Loops.unpack`."""
         loop = self.get(unpacking, plan.cut.width) if knows(plan.cut, differences=onto) else None
         if loop is None:
-            return False
-        done: bool = loop(
-            self._decoder.address, *source, source.table, told(plan, differences=onto), *self._memory, words
-        )
+            return None
+        known, table = told(plan, differences=onto), source.new_table()
+        done: bool = loop(self._decoder.address, *source, table, known, *self._memory, words)
         return done
 
     def predict(self, prediction: Prediction, bases: Sequence[Words], words: Words) -> None:

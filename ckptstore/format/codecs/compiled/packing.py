@@ -84,8 +84,8 @@ def _of_fours() -> Callable[..., Any]:
         end = pair(zstd, high, told, 0, told.split, rows, spare, out, end, lengths, 0)
         size = 2 * words.size
         if not told.kept:
-            first = (1 if told.ways[0][0] == WHOLE else 3) + (1 if told.ways[1][0] == WHOLE else 3)
-            return pair(zstd, low, told, 2, WHOLE_BYTES, rows, spare, out, end, lengths, first)
+            part = told.ways[0][3] + told.ways[1][3]
+            return pair(zstd, low, told, 2, WHOLE_BYTES, rows, spare, out, end, lengths, part)
         if end == _FULL or end + size > out.size:
             return _FULL
         behind = out[end : end + size].view(np.uint16)
@@ -115,8 +115,7 @@ def _pair() -> Loop:
         else:
             halve(words, _CARRY_OF_TWO if told.differences else 0, upper, lower)
         end = plane(zstd, upper, told, first, rows, spare, out, end, lengths, part)
-        part += 1 if told.ways[first][0] == WHOLE else 3
-        return plane(zstd, lower, told, first + 1, rows, spare, out, end, lengths, part)
+        return plane(zstd, lower, told, first + 1, rows, spare, out, end, lengths, part + told.ways[first][3])
 
     return helping(pair, INT(ADDRESS, read(2), TOLD, INT, INT, ROWS, SPARE, *_OUT))
 

@@ -20,7 +20,7 @@ INT, BOOL, ADDRESS = types.int64, types.boolean, types.uint64
 
 
 class Told(NamedTuple):
-    """A plan: of each plane its bits, its offset and whether it is coded; and how words are cut."""
+    """A plan: of each plane its bits, its offset, whether it is coded, and its parts; and how words are cut."""
 
     ways: npt.NDArray[np.int64]
     split: int
@@ -57,5 +57,5 @@ def knows(cut: Cut, *, differences: bool) -> bool:
 @lru_cache(1024)
 def told(plan: Plan, *, differences: bool) -> Told:
     """The plan of words that are differences, or not."""
-    ways, cut = np.array([(way.bits, way.offset, way.coded) for way in plan.ways], np.int64), plan.cut
+    ways, cut = np.array([(way.bits, way.offset, way.coded, way.parts) for way in plan.ways], np.int64), plan.cut
     return Told(ways, cut.split, cut.center << EXPONENT, cut.kept, differences)

@@ -139,7 +139,7 @@ def _pair() -> Loop:
         high = low = stored[:0]
         for number in range(2):
             high, low = low, plane(zstd, stored, row, told, rows, place + number, first, out.size)
-            first += 1 if told.ways[place + number][0] == WHOLE else 3
+            first += told.ways[place + number][3]
             if low.size != out.size:
                 return _DAMAGED
         if split == SPLITS[0]:

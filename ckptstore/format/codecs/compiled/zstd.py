@@ -33,7 +33,8 @@ class Encoder:
         for name, value in PARAMETERS.items():
             first, *others = name.split("_")
             number = getattr(lib, "ZSTD_c_" + first + "".join(map(str.capitalize, others)))
-            lib.ZSTD_CCtx_setParameter(self._made, number, value)
+            if lib.ZSTD_isError(lib.ZSTD_CCtx_setParameter(self._made, number, value)):
+                raise ValueError(f"zstd does not take {name}={value}")
         self.address = _address(self._made)
 
 
