@@ -138,7 +138,7 @@ def test_others_lie_where_gaps_say(loops):
 @pytest.mark.parametrize("loops", [Loops, CompiledLoops])
 @pytest.mark.parametrize(
     ("gaps", "others"),
-    [([10], [1]), ([5, 5], [1, 2]), ([255], [1]), ([240], [1]), ([1], [1, 2]), ([], [1]), ([1] * 11, [1] * 11)],
+    [([10], [1]), ([5, 5], [1, 2]), ([255], [1]), ([240], [1]), ([1], [1, 2]), ([], [1]), ([1] * 11, [1] * 11), ([0] * 11, [1] * 11)],
 )  # fmt: skip
 def test_gaps_that_cannot_be_are_damage(loops, gaps, others):
     assert unpacked(loops, squeezed(gaps, others), bytes(10), onto=False) is None
@@ -183,13 +183,25 @@ def traced():
 
 
 @pytest.mark.parametrize("loops", [Loops, CompiledLoops])
-@pytest.mark.parametrize("size", [999, 1001])
-def test_a_frame_that_does_not_tell_its_size_rightly_is_damage(loops, size):
-    words = np.random.default_rng(0).integers(0, 9, 1000, np.uint8)
-    for told in (zstandard.ZstdCompressor(write_content_size=False), zstandard.ZstdCompressor()):
-        frame = told.compress(words[:size].tobytes() if size < 1000 else words.tobytes() + b"x")
-        payload = bytes([1, WHOLE_BYTES, 0, 0, WHOLE, 0]) + np.array([len(frame)], LENGTH).tobytes() + frame
-        assert unpacked(loops, payload, bytes(1000), onto=False) is None
+@pytest.mark.parametrize(("size", "told"), [(999, True), (1001, True), (999, False), (1000, False), (1001, False)])
+def test_a_frame_that_does_not_tell_its_size_rightly_is_damage(loops, size, told):
+    words = np.random.default_rng(0).integers(0, 9, size, np.uint8)
+    frame = zstandard.ZstdCompressor(write_content_size=told).compress(words.tobytes())
+    payload = bytes([1, WHOLE_BYTES, 0, 0, WHOLE, 0]) + np.array([len(frame)], LENGTH).tobytes() + frame
+    assert unpacked(loops, payload, bytes(1000), onto=False) is None
+
+
+@given(plans(), st.integers(1, 600), SEEDS)
+def test_no_loop_packs_more_than_there_is_room_for(planned, count, seed):
+    plan, words = planned[0], words_like(count, planned[0].cut.width, seed)
+    loops, lengths = CompiledLoops(tools.Tools().array), np.zeros(plan.parts, LENGTH)
+    out = np.full(4 * words.nbytes + 5000, 0xA5, np.uint8)
+    end = loops.pack(plan, words, out, 7, lengths)
+    for room in range(max(end - 9, 7), end):
+        out[room:] = 0xA5
+        assert loops.pack(plan, words, out[:room], 7, lengths) == 0
+        assert (out[room:] == 0xA5).all()
+    assert loops.pack(plan, words, out[:end], 7, lengths) == end
 
 
 @pytest.mark.parametrize("loops", [Loops, CompiledLoops])
