@@ -138,7 +138,8 @@ def test_others_lie_where_gaps_say(loops):
 @pytest.mark.parametrize("loops", [Loops, CompiledLoops])
 @pytest.mark.parametrize(
     ("gaps", "others"),
-    [([10], [1]), ([5, 5], [1, 2]), ([255], [1]), ([240], [1]), ([1], [1, 2]), ([], [1]), ([1] * 11, [1] * 11), ([0] * 11, [1] * 11)],
+    [([10], [1]), ([5, 5], [1, 2]), ([255], [1]), ([240], [1]), ([1], [1, 2]), ([], [1]), ([1] * 11, [1] * 11),
+     ([0] * 11, [1] * 11)],
 )  # fmt: skip
 def test_gaps_that_cannot_be_are_damage(loops, gaps, others):
     assert unpacked(loops, squeezed(gaps, others), bytes(10), onto=False) is None
@@ -180,6 +181,20 @@ def traced():
         yield lambda: tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+class Refusing(Loops):
+    def unpack(self, plan, source, words, *, onto):
+        words += 1
+        return False
+
+
+def test_what_a_loop_refuses_is_damage_whatever_numpy_makes_of_it():
+    words = words_like(1000, 4, 0)
+    plan = Plan(Cut(4, signed=True), (Way(coded=True),) * 4, 1)
+    payload = pack(plan, 1000, lambda where, _: words[where], memoryview(b""))
+    for loops, expected in ((Loops, words.tobytes()), (Refusing, None)):
+        assert unpacked(loops, payload, bytes(4000), onto=True) == expected
 
 
 @pytest.mark.parametrize("loops", [Loops, CompiledLoops])
