@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from ckptstore.catalog.base import Catalog, ChunkLocation
+from ckptstore.chunkstore.announcing import AHEAD, announce
 from ckptstore.chunkstore.grouping import Advance, wait_all
 from ckptstore.chunkstore.jobs import Fetch, Job, batches, families, jobs_for
 from ckptstore.chunkstore.needs import Way, granted
@@ -78,7 +79,7 @@ def _carry_out(jobs: list[Job], run: _Run, budget: int | None, beside: int) -> N
     if len(tasks) == 1:
         run(tasks[0])
         return
-    rest = iter(tasks)  # its steps are atomic
+    rest = iter(list(zip_longest(tasks, tasks[AHEAD:], fillvalue=())))  # its steps are atomic
     with ThreadPoolExecutor(workers, "ckptstore-fetch") as pool:
         try:
             wait_all([pool.submit(_work, run, rest) for _ in range(min(workers, len(tasks)))])
@@ -86,16 +87,17 @@ def _carry_out(jobs: list[Job], run: _Run, budget: int | None, beside: int) -> N
             _give_up(rest)
 
 
-def _work(run: _Run, rest: Iterator[list[Job]]) -> None:
+def _work(run: _Run, rest: Iterator[tuple[Sequence[Job], Sequence[Job]]]) -> None:
     """Carry out what no other thread has begun."""
     try:
-        for batch in rest:
+        for batch, later in rest:
+            announce(run.storage, later)
             run(batch)
     finally:
         _give_up(rest)
 
 
-def _give_up(rest: Iterator[list[Job]]) -> None:
+def _give_up(rest: Iterator[object]) -> None:
     """Where one thread failed, or is interrupted, nobody begins anything more."""
     deque(rest, 0)
 
@@ -114,7 +116,7 @@ class _Run:
         """How bytes come."""
         return Way(self.payloads.sealer is not None, self.storage.copies)
 
-    def __call__(self, batch: list[Job]) -> None:
+    def __call__(self, batch: Sequence[Job]) -> None:
         known: dict[bytes, memoryview] = {}
         for job in batch:
             if job.alone and job.wish.out is not None:
@@ -128,7 +130,7 @@ class _Run:
             others.sort(key=lambda job: len(job.bases))  # what a chunk rests on has fewer than the chunk has
             self._bring(others, known)
 
-    def _bring(self, batch: list[Job], known: dict[bytes, memoryview]) -> None:
+    def _bring(self, batch: Sequence[Job], known: dict[bytes, memoryview]) -> None:
         """Read all at once, and what they rest on unless it is `known` or among them; then decode in order."""
         there = known.keys() | {job.location.digest for job in batch}
         below = {base.digest: base for job in batch for base in job.bases if base.digest not in there}

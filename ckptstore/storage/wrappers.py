@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ckptstore.errors import StorageError, StorageReadOnly, StorageUnavailable
 from ckptstore.patience import patiently
-from ckptstore.storage.base import Buffer, Closing, ObjectInfo, RangeRead, Storage, Sweeping
+from ckptstore.storage.base import Buffer, Closing, ObjectInfo, Prefetching, RangeRead, Storage, Sweeping
 
 T = TypeVar("T")
 
@@ -67,6 +67,11 @@ class Intercepted:
         """See `Closing.close`."""
         if isinstance(self.storage, Closing):
             self.storage.close()
+
+    def prefetch(self, key: str, offset: int, length: int) -> None:
+        """See `Prefetching.prefetch`."""
+        if isinstance(self.storage, Prefetching):
+            self.storage.prefetch(key, offset, length)
 
 
 class ReadOnly(Intercepted):

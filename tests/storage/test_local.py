@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,21 @@ import ckptstore
 from ckptstore.errors import ObjectExists, StorageError, StorageFull, StorageReadOnly
 from ckptstore.storage import RangeRead
 from ckptstore.storage.local import LocalStorage
-from ckptstore.storage.wrappers import Intercepted, ReadOnly
+from ckptstore.storage.wrappers import Intercepted, ReadOnly, Retrying
 from ckptstore.testing.storage import keys, read
 
 
 @pytest.fixture
 def storage(tmp_path):
     return LocalStorage(tmp_path / "store", create=True)
+
+
+def is_cached(file, offset):
+    """Whether a byte is in the page cache."""
+    try:
+        return os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
 
 
 @pytest.fixture
@@ -339,7 +348,50 @@ def test_few_files_stay_open(storage):
     assert 60 <= len(os.listdir("/proc/self/fd")) - before <= 64
 
 
-@pytest.mark.parametrize("around", [lambda storage: storage, Intercepted, lambda storage: ReadOnly(storage, "no")])
+AROUND = [lambda storage: storage, Intercepted, lambda storage: ReadOnly(storage, "no"), Retrying]
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_what_is_told_beforehand_is_in_the_page_cache_soon(storage, around):
+    """A mebibyte and the rest of a page, from the middle of the file, and nothing far from it."""
+    storage.put("key", [os.urandom(8 << 20)])
+    path = storage.root / "key"
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        pages = range(2 << 20, (3 << 20) + 1, mmap.PAGESIZE)
+        if is_cached(file, 0):
+            pytest.skip("the file system is in memory")
+        around(storage).prefetch("key", 2 << 20, (1 << 20) + 1)
+        deadline = time.monotonic() + 30
+        while not all(is_cached(file, offset) for offset in pages):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not is_cached(file, 7 << 20)
+
+
+def test_what_is_in_the_page_cache_is_not_asked_for(storage, monkeypatch):
+    storage.put("key", [bytes(1 << 20)])
+    storage.get("key")
+    asked = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: asked.append(arguments))
+    storage.prefetch("key", 0, 1 << 20)
+    assert not asked
+
+
+def test_file_systems_that_cannot_tell_are_asked(storage, monkeypatch):
+    storage.put("key", [bytes(1 << 20)])
+    asked = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, offset, length, advice: asked.append((offset, length)))
+
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    storage.prefetch("key", 100, 300_000)
+    assert asked == [(100, 131072), (131172, 131072), (262244, 37856)]
+
+
+@pytest.mark.parametrize("around", AROUND)
 def test_what_is_closed_keeps_no_file_open(storage, around):
     before = len(os.listdir("/proc/self/fd"))
     storage.put("key", [b"x"])
