@@ -32,7 +32,7 @@ def _spans(places: Iterable[ChunkLocation]) -> list[_Span]:
     spans: list[_Span] = []
     for span in sorted(_Span(place.pack, place.offset, place.offset + place.length) for place in places):
         if spans and span.pack == spans[-1].pack and span.start <= spans[-1].end + GAP:
-            spans[-1] = spans[-1]._replace(end=max(span.end, spans[-1].end))
+            spans[-1] = spans[-1]._replace(end=span.end)
         else:
             spans.append(span)
     return spans

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, SupportsIndex
 
 from ckptstore.errors import InvalidArgument
@@ -68,6 +68,7 @@ class Selection:
         return Part(number, tuple(source), tuple(low), tuple(high), whole)
 
 
+@lru_cache(1024)  # as of grids: of many leaves, few have a form of their own
 def everything(shape: Index) -> Selection:
     """The whole array."""
     return Selection(tuple(range(extent) for extent in shape), frozenset())

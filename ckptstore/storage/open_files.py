@@ -35,7 +35,7 @@ class OpenFile:
 
     def prefetch(self, offset: int, length: int) -> None:
         """Let the kernel read this, unless the last of it is in the page cache."""
-        end = offset + length
+        end = min(offset + length, os.fstat(self._descriptor).st_size)
         if sys.platform == "linux" and not self._is_cached(end - 1):
             for start in range(offset, end, _HINT):
                 os.posix_fadvise(self._descriptor, start, min(_HINT, end - start), os.POSIX_FADV_WILLNEED)

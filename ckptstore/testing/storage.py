@@ -324,6 +324,8 @@ class StorageConformance:
             for key, offset, length in (
                 ("key", 0, len(DATA)),
                 ("key", len(DATA), 1 << 20),
+                ("key", 5, 1 << 62),
+                ("key", 1 << 63, 1 << 63),
                 ("key", 5, 0),
                 ("no", 0, 1),
             ):

@@ -59,6 +59,8 @@ def test_all_that_is_read_is_told_and_little_beside(found, data):
             if span[0] == pack_key(place.pack) and span[1] <= place.offset and place.offset + place.length <= span[2]
         ]
         assert len(holding) == 1
+    for before, after in pairwise(sorted(told.spans)):
+        assert before[0] != after[0] or after[1] - before[2] > GAP
     for key, start, end in told.spans:
         inside = sorted((place.offset, place.length) for place in places if pack_key(place.pack) == key)
         inside = [(offset, length) for offset, length in inside if start <= offset < end]
