@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
@@ -20,7 +20,16 @@ from ckptstore.state.dtypes import torch_dtype
 from ckptstore.state.paths import join, segment, split
 from ckptstore.state.shards import is_sharded
 from ckptstore.state.stateful import StateDict
-from ckptstore.state.tensors import Array, TensorLeaf, byte_range, check_fits, is_plain_memory, same_place, share_memory
+from ckptstore.state.tensors import (
+    Array,
+    TensorLeaf,
+    byte_range,
+    check_fits,
+    is_plain_memory,
+    pointer,
+    same_place,
+    share_memory,
+)
 from ckptstore.state.tree import Flat, flatten
 
 if TYPE_CHECKING:
@@ -28,13 +37,6 @@ if TYPE_CHECKING:
 
 _EXTRA_STATE = object()
 """Stands for the owner of what a module's `get_extra_state` gave."""
-
-
-class _Met(NamedTuple):
-    """A live array of which the commit has one too, and what keeps it from taking that one's bytes."""
-
-    leaf: TensorLeaf
-    misfit: str | None
 
 
 class Fitting:
@@ -95,9 +97,9 @@ class Fitting:
     def targets(self) -> dict[str, Array]:
         """Live arrays that are filled where they are."""
         return {
-            path: met.leaf.tensor
-            for path, met in self._met.items()
-            if met.misfit is None and path not in self._torn and path.rpartition("/")[0] not in self.rebuilt
+            path: self._arrays[path]
+            for path, misfit in self._misfits.items()
+            if misfit is None and path not in self._torn and path.rpartition("/")[0] not in self.rebuilt
         }
 
     @cached_property
@@ -120,7 +122,7 @@ class Fitting:
 
     def ties(self) -> Iterator[list[str]]:
         """Groups of targets that are one and the same memory."""
-        for group in self._places.values():
+        for group in self._tied:
             present = [path for path in group if path in self.targets]
             if len(present) > 1:
                 yield present
@@ -195,24 +197,28 @@ class Fitting:
                 yield from self._beneath(join(path, segment(key)))
 
     @cached_property
-    def _met(self) -> dict[str, _Met]:
-        """The paths at which both have an array."""
-        pairs = ((path, entry, self._flat.leaves.get(path)) for path, entry in self.wanted.items())
+    def _arrays(self) -> dict[str, Array]:
+        """The target's arrays at wanted paths."""
+        leaves = ((path, self._flat.leaves.get(path)) for path in self.wanted)
+        return {path: leaf.tensor for path, leaf in leaves if isinstance(leaf, TensorLeaf)}
+
+    @cached_property
+    def _misfits(self) -> dict[str, str | None]:
+        """The paths at which both have an array, and what keeps the target's from taking the commit's bytes."""
+        entries = {path: entry for path, entry in self.wanted.items() if isinstance(entry, TensorEntry)}
         return {
-            path: _Met(leaf, self._misfit(path, entry, leaf))
-            for path, entry, leaf in pairs
-            if isinstance(leaf, TensorLeaf) and isinstance(entry, TensorEntry)
+            path: self._misfit(path, entries[path], array) for path, array in self._arrays.items() if path in entries
         }
 
-    def _misfit(self, path: str, entry: TensorEntry, leaf: TensorLeaf) -> str | None:
+    def _misfit(self, path: str, entry: TensorEntry, array: Array) -> str | None:
         """What keeps the array from taking the entry's elements, or its part of them."""
         whole = self._flat.sharded.get(path)
         if whole is not None and entry.shape != tuple(whole.shape):
             return f"{path}: shape {list(entry.shape)} in the commit, {list(whole.shape)} in the target"
-        part = entry if whole is None else replace(entry, shape=leaf.shape, order=None)
+        part = entry if whole is None else replace(entry, shape=tuple(array.shape), order=None)
         if self._is_part(path) or not self._must_fit(path):
-            return check_fits(path, part, leaf.tensor)
-        return check_takes(path, part, leaf.tensor, allow_cast=self._allow_cast)
+            return check_fits(path, part, array)
+        return check_takes(path, part, array, allow_cast=self._allow_cast)
 
     def _is_part(self, path: str) -> bool:
         """Whether it is a part of a sparse or quantised tensor of the target."""
@@ -224,8 +230,8 @@ class Fitting:
             leaf = self._flat.leaves.get(path)
             if leaf is None or not self._must_fit(path) or path.rpartition("/")[0] in self.rebuilt:
                 continue
-            if path in self._met:
-                misfit = self._met[path].misfit
+            if path in self._misfits:
+                misfit = self._misfits[path]
                 if misfit is not None:
                     yield misfit
             elif self._is_free(path):
@@ -277,23 +283,24 @@ class Fitting:
     @cached_property
     def _torn(self) -> dict[str, str]:
         """Path → other path of what is tied in the target and not in the commit."""
-        pairs = ((path, group[0]) for group in self._places.values() for path in group[1:])
+        pairs = ((path, group[0]) for group in self._tied for path in group[1:])
         return {path: first for path, first in pairs if _content(self.wanted[path]) != _content(self.wanted[first])}
 
     @cached_property
-    def _places(self) -> dict[Hashable, list[str]]:
-        """Memory of the target → the wanted paths that show it."""
+    def _tied(self) -> list[list[str]]:
+        """Groups of several wanted paths that show one memory of the target."""
+        arrays = {path: array for path, array in self._arrays.items() if array.nbytes}
+        begin = Counter(map(pointer, arrays.values()))
         groups: dict[Hashable, list[str]] = defaultdict(list)
-        for path in self.wanted:
-            leaf = self._flat.leaves.get(path)
-            if isinstance(leaf, TensorLeaf) and leaf.nbytes:
-                groups[same_place(leaf.tensor)].append(path)
-        return groups
+        for path, array in arrays.items():
+            if begin[pointer(array)] > 1:
+                groups[same_place(array)].append(path)
+        return [group for group in groups.values() if len(group) > 1]
 
     def _overlaps(self) -> Iterator[str]:
         """Targets that share a part of their memory, looked for in the order in which they lie."""
-        first_paths = (group[0] for group in self._places.values())
-        arrays = {path: self.targets[path] for path in first_paths if path in self.targets}
+        repeated = {path for group in self._tied for path in group[1:]}
+        arrays = {path: array for path, array in self.targets.items() if array.nbytes and path not in repeated}
         ranges = sorted((*byte_range(array), path) for path, array in arrays.items() if is_plain_memory(array))
         reaching: list[tuple[int, str]] = []
         for start, end, path in ranges:
