@@ -25,11 +25,13 @@ def use(url, step):
 
 
 def test_a_second_catalog_compiles_nothing_anew(urls):
-    assert use(urls[0], 1) == ([1], ["main"], 1)
+    first, second = urls
+    assert use(first, 1) == ([1], ["main"], 1)
+    assert use(first, 2) == ([1, 2], ["main"], 2)
     known = dict(COMPILED)
     assert known
-    assert use(urls[1], 2) == ([2], ["main"], 1)
-    assert use(urls[0], 3) == ([1, 3], ["main"], 2)
+    assert use(second, 1) == ([1], ["main"], 1)
+    assert use(second, 2) == ([1, 2], ["main"], 2)
     assert {key for key in COMPILED if key not in known} == set()
 
 
