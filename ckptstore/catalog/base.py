@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from ckptstore.format.manifest import split_digests
 
@@ -60,7 +62,7 @@ class RunRecord:
     forked_from: str | None
 
 
-class ChunkLocation(NamedTuple):
+class ChunkLocation(msgspec.Struct, frozen=True, gc=False):
     """Where a chunk's frame lies: `length` bytes of payload at `offset` of `pack`, encoded by `codec`.
 
     `base` holds the digests of the chunks that the encoding rests on, one after the other.

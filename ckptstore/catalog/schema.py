@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlalchemy import (
     BigInteger,
     Column,
+    Dialect,
     Float,
     ForeignKey,
     Index,
@@ -31,6 +32,14 @@ metadata = MetaData(
         "uq": "uq_%(table_name)s_%(column_0_name)s",
     }
 )
+
+
+class _Bytes(LargeBinary):
+    """Bytes that both drivers take as they are."""
+
+    def bind_processor(self, dialect: Dialect) -> None:
+        """SQLAlchemy's would wrap each of the many thousands of digests that one commit asks for."""
+
 
 _Key = BigInteger().with_variant(Integer, "sqlite")
 _Name = String(32)
@@ -64,7 +73,7 @@ commits = Table(
     Column("created", Float, nullable=False),
     Column("deleted", Float),
     Column("metadata", Text, nullable=False),
-    Column("content", LargeBinary, nullable=False),
+    Column("content", _Bytes, nullable=False),
     Column("document", Text, nullable=False),
     Column("leaves", BigInteger, nullable=False),
     Column("logical_bytes", BigInteger, nullable=False),
@@ -79,7 +88,7 @@ manifests = Table(
     "manifests",
     metadata,
     _reference("commits", on_delete="CASCADE", primary=True),
-    Column("data", LargeBinary, nullable=False),
+    Column("data", _Bytes, nullable=False),
 )
 
 tags = Table(
@@ -125,13 +134,13 @@ gone_documents = Table("gone_documents", metadata, Column("document", Text, prim
 chunks = Table(
     "chunks",
     metadata,
-    Column("digest", LargeBinary, primary_key=True),
+    Column("digest", _Bytes, primary_key=True),
     _reference("packs", primary=True, index=True),
     Column("offset", BigInteger, nullable=False),
     Column("length", BigInteger, nullable=False),
     Column("raw_length", BigInteger, nullable=False),
     Column("codec", Integer, nullable=False),
-    Column("base", LargeBinary, nullable=False),
+    Column("base", _Bytes, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -149,7 +158,7 @@ commit_packs = Table(
 lost_chunks = Table(
     "lost_chunks",
     metadata,
-    Column("digest", LargeBinary, primary_key=True),
+    Column("digest", _Bytes, primary_key=True),
     _reference("commits", on_delete="CASCADE", primary=True, index=True),
     sqlite_with_rowid=False,
 )

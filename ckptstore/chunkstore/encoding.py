@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
+from msgspec.structs import replace
+
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
@@ -38,7 +41,7 @@ class Made(NamedTuple):
     newer: int
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """A chunk's raw bytes.
 
     Attributes:
@@ -66,7 +69,7 @@ class Piece(NamedTuple):
     counts: bool = True
 
 
-class NewChunk(NamedTuple):
+class NewChunk(msgspec.Struct, frozen=True, gc=False):
     """An encoded chunk that is not in a pack yet; `base` as in `ChunkLocation`.
 
     `below` is all of the store that it rests on.
@@ -130,7 +133,7 @@ class Encoder:
             base = near.get(digest)
             made = encode(piece.data, piece.form, None if base is None else bases.get(base.digest), effort, RELIANCE)
             chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
-            found.append(chunk._replace(base=base.digest, below=[base]) if base and made.uses_base else chunk)
+            found.append(replace(chunk, base=base.digest, below=[base]) if base and made.uses_base else chunk)
         return found
 
     def read(self, digests: set[bytes]) -> dict[bytes, memoryview]:

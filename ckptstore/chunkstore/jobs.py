@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, pairwise, repeat
-from typing import NamedTuple
+
+import msgspec
 
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore.grouping import groups
@@ -21,7 +22,7 @@ LARGE = 256 << 10
 """From here on a chunk is verified as soon as it is read, while it is in a core's cache."""
 
 
-class Fetch(NamedTuple):
+class Fetch(msgspec.Struct, frozen=True, gc=False):
     """A wish for one chunk.
 
     Attributes:
@@ -40,7 +41,7 @@ class Fetch(NamedTuple):
     relay: Callable[[ChunkLocation, memoryview, memoryview], None] | None = None
 
 
-class Job(NamedTuple):
+class Job(msgspec.Struct, frozen=True, gc=False):
     """A wish, where it lies, and what that rests on.
 
     Attributes:
@@ -72,7 +73,7 @@ class Job(NamedTuple):
         return difference and self.wish.out is not None and self.wish.relay is None
 
 
-class Family(NamedTuple):
+class Family(msgspec.Struct, frozen=True, gc=False):
     """Jobs that share what they rest on, so that it is read and decoded once; most have one.
 
     Attributes:
@@ -80,7 +81,7 @@ class Family(NamedTuple):
         scratch, needed: as of a job, of all together.
     """
 
-    jobs: list[Job]
+    jobs: tuple[Job, ...]
     size: int
     scratch: int
     needed: int
@@ -114,7 +115,7 @@ def families(jobs: Sequence[Job], way: Way, room: int) -> Iterator[Family]:
         if joined is None or joined.needed > room:
             if family is not None:
                 yield family
-            joined, held = Family([job], job.wish.size, job.scratch, job.needed), set()
+            joined, held = Family((job,), job.wish.size, job.scratch, job.needed), set()
         family = joined
         held |= {job.location.digest, *(base.digest for base in job.bases)}
     if family is not None:
@@ -132,7 +133,7 @@ def batches(found: Sequence[Family], scratch: int) -> Iterator[list[Job]]:
 def _joined(family: Family, job: Job, shared: int) -> Family:
     scratch = family.scratch + job.scratch - shared
     beside = max(family.needed - family.scratch, job.needed - job.scratch)
-    return Family([*family.jobs, job], family.size + job.wish.size, scratch, scratch + beside)
+    return Family((*family.jobs, job), family.size + job.wish.size, scratch, scratch + beside)
 
 
 def _job(wish: Fetch, location: ChunkLocation, bases: tuple[ChunkLocation, ...], way: Way, gap: int) -> Job:

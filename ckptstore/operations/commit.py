@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -69,8 +68,7 @@ def _write(chunks: ChunkStore, flat: Flat, draft: Draft, writer: ChunkWriter) ->
     return new_commit(chunks, manifest, draft, own, needs, writer.bases)
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
+class _Planned(msgspec.Struct, frozen=True, gc=False):
     """A leaf on its way: its entry as yet without digests, and the grid of its chunks if it has some."""
 
     leaf: TensorLeaf | bytes
@@ -127,8 +125,10 @@ def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: 
     order = trained.order({path: item.numbers(arrivals.missing(path)) for path, item in planned.items()})
     arrivals.begin(order)
 
+    base = lineage.base  # one object for all of them
+
     def pieces(path: str) -> Iterator[Piece]:
-        return planned[path].pieces(partial(lineage.base, path), arrivals.of(path), likely_new=path not in steady)
+        return planned[path].pieces(partial(base, path), arrivals.of(path), likely_new=path not in steady)
 
     written = writer.write(trained.related(path, number, piece) for path, number, piece in _in_order(order, pieces))
     held: dict[str, list[bytes]] = {path: [] for path in planned}

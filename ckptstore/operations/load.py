@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from ckptstore.chunkstore import ChunkStore, Fetch
 from ckptstore.chunkstore.grouping import Advance, ignore
@@ -66,7 +66,7 @@ def load_arrays(
     return {path: made[first.get(path, path)] for path in wanted}
 
 
-class Filling(NamedTuple):
+class Filling(msgspec.Struct, frozen=True, gc=False):
     """An array, of shape `selection.full_shape`, that takes selected elements of an entry; `label` is for errors."""
 
     entry: TensorEntry
@@ -103,7 +103,7 @@ def _reached(job: Filling) -> Filling:
     if not lacks_address(job.target):
         return job
     target = torch.as_tensor(job.target)
-    return job._replace(target=fresh(target.dtype, target.shape))
+    return replace(job, target=fresh(target.dtype, target.shape))
 
 
 def _fill(chunks: ChunkStore, jobs: Sequence[Filling], budget: int | None, beside: int, advance: Advance) -> None:
@@ -152,7 +152,7 @@ def _place_inline(job: Filling, uploads: Uploads) -> None:
 
 
 def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fetch]:
-    entry, target, selection, label = job
+    entry, target, selection, label = job.entry, job.target, job.selection, job.label
     grid = grid_of(entry.shape, entry.chunk_shape)
     dtype = cast_from(entry, target)
     plain = writable_bytes(target) if lane_of_array(target) is None and dtype is None else None

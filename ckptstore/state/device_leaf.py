@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
@@ -30,8 +29,7 @@ _ALIGN = 64
 Wanted = tuple["DeviceLeaf", Span]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceLeaf(TensorLeaf):
+class DeviceLeaf(TensorLeaf, frozen=True, eq=False, gc=True):
     """A leaf whose bytes are in a shadow; `tensor` only tells its form, and has no memory.
 
     Attributes:

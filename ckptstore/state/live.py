@@ -157,8 +157,7 @@ class Loan:
         self.lender.end_loan()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LiveLeaf(TensorLeaf):
+class LiveLeaf(TensorLeaf, frozen=True, eq=False, gc=True):
     """A leaf whose bytes are borrowed."""
 
     lender: Lender

@@ -66,8 +66,7 @@ class PiecedTensor:
             raise InvalidArgument(f"its pieces hold {held:,} of {prod(shape):,} elements")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PiecedLeaf(TensorLeaf):
+class PiecedLeaf(TensorLeaf, frozen=True, eq=False, gc=True):
     """A leaf whose bytes are brought when they are needed; `tensor` only tells its form, and has no memory."""
 
     source: PiecedTensor

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,8 +27,7 @@ _MOST_WORK = 1 << 20
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorLeaf:
+class TensorLeaf(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A dense array of an app state, with the fields that its `TensorEntry` will have."""
 
     tensor: Array

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,7 +142,7 @@ class _Walk:
     owners: dict[str, object] = field(default_factory=dict)
     sharded: dict[str, DTensor] = field(default_factory=dict)
     _statefuls: int = 0
-    _at_pointer: dict[int, list[str]] = field(default_factory=dict)
+    _pointers: dict[str, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
 
     def visit(self, value: Any, path: str) -> None:
@@ -151,7 +153,7 @@ class _Walk:
             self._numpy(value, path)
         elif cls is PiecedTensor:
             self.leaves[path] = PiecedLeaf(value.form, value)
-            self._at_pointer.setdefault(id(value), []).append(path)
+            self._pointers[path] = id(value)
         elif is_plain(value):
             self.leaves[path] = encode(value, path)
         elif is_sharded(value):
@@ -176,11 +178,14 @@ class _Walk:
             self._unknown(value, path)
 
     def aliases(self) -> tuple[tuple[str, ...], ...]:
-        groups: dict[Any, list[str]] = {}
-        for paths in self._at_pointer.values():
-            if len(paths) > 1:
-                for path in paths:
-                    groups.setdefault(identity(self.leaves[path].tensor), []).append(path)
+        count = Counter(self._pointers.values())
+        shared: dict[int, list[str]] = defaultdict(list)
+        for path, at in self._pointers.items():
+            if count[at] > 1:
+                shared[at].append(path)
+        groups: dict[Any, list[str]] = defaultdict(list)
+        for path in chain.from_iterable(shared.values()):
+            groups[identity(self.leaves[path].tensor)].append(path)
         return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
     def _inner(self, value: Any, path: str) -> None:
@@ -220,7 +225,7 @@ class _Walk:
 
     def _array(self, array: Any, path: str) -> None:
         self.leaves[path] = TensorLeaf(array)
-        self._at_pointer.setdefault(pointer(array), []).append(path)
+        self._pointers[path] = pointer(array)
 
     def _unknown(self, value: Any, path: str) -> None:
         if isinstance(value, torch.Tensor) and not self.allow_pickle:

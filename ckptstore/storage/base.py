@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
+
+import msgspec
 
 GAP = 128 << 10
 """Ranges that lie no farther apart may become one request."""
@@ -32,7 +34,7 @@ class ObjectInfo:
     modified: float
 
 
-class RangeRead(NamedTuple):
+class RangeRead(msgspec.Struct, frozen=True, gc=False):
     """A wish for `len(out)` bytes of an object, from `offset` on, to be written into `out`."""
 
     offset: int

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ckptstore.catalog.base import NewCommit
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
@@ -482,7 +483,7 @@ def test_the_catalog_is_not_believed(chunks, content, direct):
     lies = [{"offset": second.offset}, {"length": first.length - 1}, {"length": first.length + 1}, {"offset": 1 << 40}]
     lies += [{"codec": 1 - first.codec}, {"codec": 99}, {"length": 0}]
     for lie in lies:
-        lying: Any = Lying(first._replace(**lie))
+        lying: Any = Lying(replace(first, **lie))
         with pytest.raises(CkptStoreError) as caught:
             ChunkStore(chunks.storage, lying, CONFIG).fetch([Fetch(digests[0], 3000, "a leaf", **to)])
         assert re.search("a leaf|upgrade ckptstore", str(caught.value))

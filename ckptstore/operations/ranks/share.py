@@ -180,7 +180,8 @@ class _Share:
 
     def _pieces(self, units: Sequence[Unit]) -> list[Piece]:
         return [
-            piece._replace(base=partial(self._base, unit)) for unit, piece in zip(units, pieces_of(units), strict=True)
+            msgspec.structs.replace(piece, base=partial(self._base, unit))
+            for unit, piece in zip(units, pieces_of(units), strict=True)
         ]
 
     def _base(self, unit: Unit) -> bytes:
