@@ -26,7 +26,7 @@ def store(tmp_path):
 
 def added_by(operation):
     """How many objects that the collector looks at are there beside those of before, when half of it is done."""
-    added = []
+    added: list[int] = []
 
     def look(_, done, total):
         if not added and done >= total / 2:
