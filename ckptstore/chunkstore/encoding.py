@@ -18,7 +18,7 @@ from ckptstore.storage.base import Buffer
 
 _SMALLEST = 4096
 """Smaller chunks are stored whole: looking for what they rest on would cost more than it saves."""
-RELIANCE = 0.88
+RELIANCE = 5 / 6
 """What a difference may be of what the chunk is alone: who reads it reads and decodes another one as well, and a
 checkout shall take at most half as long again for that."""
 
