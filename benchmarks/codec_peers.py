@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import zstandard
 
-from ckptstore.chunkstore.encoding import RELIANCE
+from ckptstore.chunkstore.reliance import FEW
 from ckptstore.format.codecs import ANY_GAIN, Encoded, Form, Level, codec_numbered, encode
 
 Chunk = memoryview
@@ -59,11 +59,11 @@ class Own(Coding):
 
 
 class OwnAuto(Own):
-    """ckptstore's choice at level "auto", of differences those that a store takes."""
+    """ckptstore's choice at level "auto", of differences those that a store takes while few chunks rest on others."""
 
     name = "ckptstore, auto"
     level = "auto"
-    reliance = RELIANCE
+    reliance = FEW
 
 
 class Peer(Coding):

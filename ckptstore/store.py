@@ -61,7 +61,7 @@ def open_store(
         digest: `xxh3_128`, `sha256` or `blake3`, for good; by default the first for a new store, or that of the store.
         chunk_bytes: most bytes of a chunk, 4 KiB to 1 GiB; only looked at when the store is made.
         compression: what may be done to store less, always without loss. `none`: nothing. `fast`: what can be told
-            from the chunk alone. `best`: also what changed in the parent's chunk, where that saves a sixth; and of
+            from the chunk alone. `best`: also what changed in the parent's chunk, where that saves an eighth; and of
             commits that are one step of torch.optim.Adam or AdamW apart, only what the step's arithmetic does not tell,
             which makes checkouts slower. `auto`: as `best` without the latter, or `fast`, where the storage is so slow
             that the commit ends sooner; otherwise only what shrinks to less than half at once, such as zeros and masks.

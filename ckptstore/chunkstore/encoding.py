@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -12,15 +12,13 @@ from msgspec.structs import replace
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
+from ckptstore.chunkstore.reliance import Reliance
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import BYTES, DELTA, Codec, Effort, Form, Level, encode
 from ckptstore.storage.base import Buffer
 
 _SMALLEST = 4096
 """Smaller chunks are stored whole: looking for what they rest on would cost more than it saves."""
-RELIANCE = 5 / 6
-"""What a difference may be of what the chunk is alone: who reads it reads and decodes another one as well, and a
-checkout shall take at most half as long again for that."""
 
 
 class Loan(Protocol):
@@ -41,7 +39,7 @@ class Made(NamedTuple):
     newer: int
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class Piece(msgspec.Struct, frozen=True):
     """A chunk's raw bytes.
 
     Attributes:
@@ -93,6 +91,7 @@ class Encoder:
         way: how its bytes come.
         may_rest: which of these new chunks may rest on others; asked when there are some.
         raw: reads chunks of the store.
+        reliance: how much rests on others so far.
     """
 
     level: Level
@@ -100,6 +99,7 @@ class Encoder:
     way: Way
     may_rest: Callable[[set[bytes]], set[bytes]]
     raw: Callable[[Sequence[bytes]], list[memoryview]]
+    reliance: Reliance = field(default_factory=Reliance)
 
     def effort(self) -> Effort:
         """The level for what comes next."""
@@ -131,9 +131,15 @@ class Encoder:
         found = []
         for digest, piece in group:
             base = near.get(digest)
-            made = encode(piece.data, piece.form, None if base is None else bases.get(base.digest), effort, RELIANCE)
-            chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
-            found.append(replace(chunk, base=base.digest, below=[base]) if base and made.uses_base else chunk)
+            raw = None if base is None else bases.get(base.digest)
+            made = encode(piece.data, piece.form, raw, effort, self.reliance.share)
+            chunk, size = NewChunk(digest, made.codec, made.payload, len(piece.data)), len(made.payload)
+            if base is not None and made.uses_base:
+                chunk = replace(chunk, base=base.digest, below=[base])
+                self.reliance.count(base.length, size)
+            else:
+                self.reliance.count(size, 0)
+            found.append(chunk)
         return found
 
     def read(self, digests: set[bytes]) -> dict[bytes, memoryview]:
