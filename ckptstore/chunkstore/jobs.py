@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, pairwise, repeat
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +15,9 @@ from ckptstore.errors import CorruptData, MissingData
 from ckptstore.format.codecs import DELTA, RAW
 from ckptstore.storage.base import GAP
 
+if TYPE_CHECKING:
+    from ckptstore.format.codecs.words import Plane
+
 BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 1024
 _FAMILY = 3
@@ -22,13 +26,14 @@ LARGE = 256 << 10
 """From here on a chunk is verified as soon as it is read, while it is in a core's cache."""
 
 
-class Fetch(msgspec.Struct, frozen=True, gc=False):
+class Fetch(msgspec.Struct, frozen=True):
     """A wish for one chunk.
 
     Attributes:
         digest, size: identity and raw length of the chunk.
         label: what it belongs to, for messages.
-        out: where its bytes go, when that is `size` bytes of plain memory.
+        out: where its bytes go, when that is `size` bytes of plain memory; an array where there are many wishes, since
+            Python's collector looks at views and not at arrays.
         deliver: otherwise, who gets them, in any thread; the buffer is only valid during the call.
         relay: who gets where the chunk lies, its encoded payload and its bytes, when he stores it again as it is.
     """
@@ -36,12 +41,12 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
     size: int
     label: str
-    out: memoryview | None = None
+    out: memoryview | Plane | None = None
     deliver: Callable[[memoryview], None] | None = None
     relay: Callable[[ChunkLocation, memoryview, memoryview], None] | None = None
 
 
-class Job(msgspec.Struct, frozen=True, gc=False):
+class Job(msgspec.Struct, frozen=True):
     """A wish, where it lies, and what that rests on.
 
     Attributes:
@@ -62,6 +67,21 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     gap: int
 
     @property
+    def out(self) -> memoryview | None:
+        """Where its bytes go, when that is plain memory."""
+        return None if self.wish.out is None else memoryview(self.wish.out)  # type: ignore[arg-type] # arrays too
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Of a family that has no other."""
+        return (self,)
+
+    @property
+    def size(self) -> int:
+        """Raw bytes."""
+        return self.wish.size
+
+    @property
     def scratched(self) -> bool:
         """Whether the payload may lie in memory that is used again."""
         return not self.direct and self.wish.relay is None
@@ -73,8 +93,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
         return difference and self.wish.out is not None and self.wish.relay is None
 
 
-class Family(msgspec.Struct, frozen=True, gc=False):
-    """Jobs that share what they rest on, so that it is read and decoded once; most have one.
+class Family(msgspec.Struct, frozen=True):
+    """Jobs that share what they rest on, so that it is read and decoded once; most jobs are a family of their own.
 
     Attributes:
         size: raw bytes of the jobs.
@@ -104,25 +124,25 @@ def jobs_for(wishes: Sequence[Fetch], located: Mapping[bytes, ChunkLocation], wa
     ]
 
 
-def families(jobs: Sequence[Job], way: Way, room: int) -> Iterator[Family]:
+def families(jobs: Sequence[Job], way: Way, room: int) -> Iterator[Family | Job]:
     """Those that rest on several chunks, with few jobs before them that share these, where all fit into the room."""
-    family: Family | None = None
+    family: Family | Job | None = None
     held: set[bytes] = set()
     for job in jobs:
         full = family is not None and len(family.jobs) == _FAMILY
         shared = [base for base in job.bases if base.digest in held] if len(job.bases) > 1 and not full else []
-        joined = _joined(family, job, sum(way.beneath(base) for base in shared)) if family and shared else None
+        joined: Family | Job | None = _joined(family, job, shared, way) if family and shared else None
         if joined is None or joined.needed > room:
             if family is not None:
                 yield family
-            joined, held = Family((job,), job.wish.size, job.scratch, job.needed), set()
+            joined, held = job, set()
         family = joined
         held |= {job.location.digest, *(base.digest for base in job.bases)}
     if family is not None:
         yield family
 
 
-def batches(found: Sequence[Family], scratch: int) -> Iterator[list[Job]]:
+def batches(found: Sequence[Family | Job], scratch: int) -> Iterator[list[Job]]:
     """Families that begin in one pack, near each other, few enough to have less than `scratch` plus one of them."""
     for _, of_pack in groupby(found, key=lambda family: family.jobs[0].location.pack):
         for near in groups(of_pack, lambda family: family.size, BATCH_BYTES, _BATCH_CHUNKS):
@@ -130,10 +150,10 @@ def batches(found: Sequence[Family], scratch: int) -> Iterator[list[Job]]:
                 yield [job for family in some for job in family.jobs]
 
 
-def _joined(family: Family, job: Job, shared: int) -> Family:
-    scratch = family.scratch + job.scratch - shared
+def _joined(family: Family | Job, job: Job, shared: Iterable[ChunkLocation], way: Way) -> Family:
+    scratch = family.scratch + job.scratch - sum(map(way.beneath, shared))
     beside = max(family.needed - family.scratch, job.needed - job.scratch)
-    return Family((*family.jobs, job), family.size + job.wish.size, scratch, scratch + beside)
+    return Family((*family.jobs, job), family.size + job.size, scratch, scratch + beside)
 
 
 def _job(wish: Fetch, location: ChunkLocation, bases: tuple[ChunkLocation, ...], way: Way, gap: int) -> Job:

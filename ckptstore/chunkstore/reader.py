@@ -119,11 +119,11 @@ class _Run:
     def __call__(self, batch: Sequence[Job]) -> None:
         known: dict[bytes, memoryview] = {}
         for job in batch:
-            if job.alone and job.wish.out is not None:
-                self._read_pack(job.location.pack, [RangeRead(job.location.offset, job.wish.out)], job.wish.label)
+            if job.alone and (out := job.out) is not None:
+                self._read_pack(job.location.pack, [RangeRead(job.location.offset, out)], job.wish.label)
                 with _told(job.location, job.wish.label):
-                    self.payloads.check(job.location, job.wish.out)
-                known[job.location.digest] = job.wish.out
+                    self.payloads.check(job.location, out)
+                known[job.location.digest] = out
                 self.advance(job.wish.size)
         others = [job for job in batch if not job.alone]
         if others:
@@ -180,7 +180,7 @@ class _Run:
             raise CorruptData(f"{label}: {error}; run verify") from error
 
     def _deliver(self, job: Job, stored: memoryview, known: Mapping[bytes, memoryview]) -> memoryview:
-        out = None if job.direct else job.wish.out
+        out = None if job.direct else job.out
         payload, raw = self._decoded(job.location, stored, out, known, job.wish.label)
         if job.wish.deliver is not None:
             job.wish.deliver(raw)
@@ -189,11 +189,11 @@ class _Run:
         return raw
 
     def _deliver_pair(self, job: Job, stored: memoryview, below: memoryview) -> None:
-        assert job.wish.out is not None
-        (base,) = job.bases
+        out, (base,) = job.out, job.bases
+        assert out is not None
         try:
             payload, base_payload = self.payloads.opened(job.location, stored), self.payloads.opened(base, below)
-            self.payloads.decode_with(job.location, payload, job.wish.out, Encoded(base.codec, base_payload))
+            self.payloads.decode_with(job.location, payload, out, Encoded(base.codec, base_payload))
         except CorruptData:  # one after the other, they tell which of them is damaged
             _, raw = self._decoded(base, below, None, {}, job.wish.label)
             self._deliver(job, stored, {base.digest: raw})
@@ -227,6 +227,6 @@ def _told(location: ChunkLocation, label: str) -> Iterator[None]:
 
 
 def _destination(job: Job, take: Callable[[int], memoryview]) -> memoryview:
-    if job.direct and job.wish.out is not None:
-        return job.wish.out
+    if job.direct and (out := job.out) is not None:
+        return out
     return take(job.location.length) if job.scratched else memoryview(bytearray(job.location.length))

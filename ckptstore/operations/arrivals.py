@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ckptstore.chunkstore import ChunkWriter
 from ckptstore.format.grid import Grid
+from ckptstore.format.manifest import split_digests
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 
 Arrival = tuple[int, memoryview, bool]
@@ -38,9 +39,10 @@ class Arrivals:
         for number in self.missing(path):
             yield number, next(self._contents), not self._leaves[path].shadow.on_host
 
-    def name(self, written: dict[str, list[bytes]]) -> None:
+    def name(self, written: dict[str, bytearray], digest_size: int) -> None:
         """Add the digests of the chunks that were not missing to those that were, and let the leaves learn them."""
         for path, known in self._known.items():
-            rest = iter(written[path])
-            written[path] = [next(rest) if digest is None else digest for digest in known]
-            self._leaves[path].digests.update(zip(self._spans[path], written[path], strict=True))
+            rest = iter(split_digests(bytes(written[path]), digest_size))
+            digests = [next(rest) if digest is None else digest for digest in known]
+            written[path] = bytearray().join(digests)
+            self._leaves[path].digests.update(zip(self._spans[path], digests, strict=True))

@@ -22,7 +22,7 @@ from ckptstore.format.manifest import INLINE_TENSOR, INLINE_VALUE, Entry, Manife
 from ckptstore.operations.adam import Trained
 from ckptstore.operations.arrivals import Arrival, Arrivals
 from ckptstore.operations.history import Draft
-from ckptstore.operations.lineage import Lineage
+from ckptstore.operations.lineage import Lineage, Rest
 from ckptstore.operations.publish import make_commit, new_commit, taken_step
 from ckptstore.state.adam import find_recipes
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
@@ -68,7 +68,7 @@ def _write(chunks: ChunkStore, flat: Flat, draft: Draft, writer: ChunkWriter) ->
     return new_commit(chunks, manifest, draft, own, needs, writer.bases)
 
 
-class _Planned(msgspec.Struct, frozen=True, gc=False):
+class _Planned(msgspec.Struct, frozen=True):
     """A leaf on its way: its entry as yet without digests, and the grid of its chunks if it has some."""
 
     leaf: TensorLeaf | bytes
@@ -81,15 +81,13 @@ class _Planned(msgspec.Struct, frozen=True, gc=False):
             return missing
         return range(len(self.grid)) if self.grid is not None else ()
 
-    def pieces(
-        self, base: Callable[[Entry, int], bytes], arriving: Iterable[Arrival], *, likely_new: bool
-    ) -> Iterator[Piece]:
-        """Its chunks, those from a device as they arrive; `base` knows what they may rest on."""
+    def pieces(self, path: str, lineage: Lineage, arriving: Iterable[Arrival], *, likely_new: bool) -> Iterator[Piece]:
+        """Its chunks, those from a device as they arrive, with what they may rest on."""
         if self.grid is None:
             return
         if isinstance(self.leaf, DeviceLeaf):
             for number, data, copied in arriving:
-                yield Piece(data, copied, self.leaf.form, partial(base, self.entry, number))
+                yield Piece(data, copied, self.leaf.form, Rest(lineage, path, self.entry, number))
             return
         leaf = self.leaf if isinstance(self.leaf, TensorLeaf) else TensorLeaf(np.frombuffer(self.leaf, np.uint8))
         form = self.leaf.form if isinstance(self.leaf, TensorLeaf) else BYTES
@@ -101,7 +99,7 @@ class _Planned(msgspec.Struct, frozen=True, gc=False):
                 data = leaf.box(*self.grid.box(number))
             else:
                 data, loan = self._borrowed(plain, at, at + size)
-            rest = partial(base, self.entry, number)
+            rest = Rest(lineage, path, self.entry, number)
             yield Piece(data, plain is None, form, rest, loan, likely_new, counts=counts)
             at += size
 
@@ -125,17 +123,15 @@ def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: 
     order = trained.order({path: item.numbers(arrivals.missing(path)) for path, item in planned.items()})
     arrivals.begin(order)
 
-    base = lineage.base  # one object for all of them
-
     def pieces(path: str) -> Iterator[Piece]:
-        return planned[path].pieces(partial(base, path), arrivals.of(path), likely_new=path not in steady)
+        return planned[path].pieces(path, lineage, arrivals.of(path), likely_new=path not in steady)
 
     written = writer.write(trained.related(path, number, piece) for path, number, piece in _in_order(order, pieces))
-    held: dict[str, list[bytes]] = {path: [] for path in planned}
+    held = {path: bytearray() for path in planned}
     for (path, _), digest in zip(order, written, strict=True):
-        held[path].append(digest)
-    arrivals.name(held)
-    made = {path: replace(item.entry, chunks=b"".join(held[path])) for path, item in planned.items()}
+        held[path] += digest
+    arrivals.name(held, chunks.digest.size)
+    made = {path: replace(item.entry, chunks=bytes(held[path])) for path, item in planned.items()}
     return Manifest({path: made[repeated.get(path, path)] for path in flat.leaves}, flat.containers, flat.aliases)
 
 

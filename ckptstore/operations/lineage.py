@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CkptStoreError
 from ckptstore.format.manifest import Entry, TensorEntry
@@ -38,6 +40,19 @@ class Lineage:
         except CkptStoreError:
             pass  # it was purged meanwhile, or is damaged, which is for verify to tell
         return {}
+
+
+class Rest(msgspec.Struct, frozen=True, gc=False):
+    """Tells what a chunk of a leaf may rest on. Each chunk has one, which Python's collector need not look at."""
+
+    lineage: Lineage
+    path: str
+    entry: Entry
+    number: int
+
+    def __call__(self) -> bytes:
+        """See `Lineage.base`."""
+        return self.lineage.base(self.path, self.entry, self.number)
 
 
 @dataclass

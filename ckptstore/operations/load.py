@@ -15,12 +15,13 @@ from ckptstore.chunkstore import ChunkStore, Fetch
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.needs import granted, share
 from ckptstore.errors import CorruptData, StateError
+from ckptstore.format.codecs.words import Plane
 from ckptstore.format.grid import Grid, Index, grid_of
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
 from ckptstore.state.casts import cast_from
 from ckptstore.state.shards import Region
-from ckptstore.state.tensors import Array, allocate, finish, fresh, lacks_address, mark_changed, writable_bytes
+from ckptstore.state.tensors import Array, allocate, finish, fresh, lacks_address, mark_changed, writable_array
 from ckptstore.state.uploads import Uploads, lane_of_array
 from ckptstore.state.values import decode
 
@@ -66,7 +67,7 @@ def load_arrays(
     return {path: made[first.get(path, path)] for path in wanted}
 
 
-class Filling(msgspec.Struct, frozen=True, gc=False):
+class Filling(msgspec.Struct, frozen=True):
     """An array, of shape `selection.full_shape`, that takes selected elements of an entry; `label` is for errors."""
 
     entry: TensorEntry
@@ -155,7 +156,7 @@ def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fet
     entry, target, selection, label = job.entry, job.target, job.selection, job.label
     grid = grid_of(entry.shape, entry.chunk_shape)
     dtype = cast_from(entry, target)
-    plain = writable_bytes(target) if lane_of_array(target) is None and dtype is None else None
+    plain = writable_array(target) if lane_of_array(target) is None and dtype is None else None
     place = partial(_place, uploads, target, entry, dtype)
     digests = chunk_digests(entry, chunks.digest.size)
     if plain is not None and selection.full_shape == entry.shape and grid.is_consecutive:
@@ -168,7 +169,7 @@ def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fet
 def _array_fetch(
     entry: TensorEntry,
     place: Callable[[Index, Part, memoryview], None],
-    plain: memoryview | None,
+    plain: Plane | None,
     part: Part,
     grid: Grid,
     digest: bytes,
@@ -205,7 +206,7 @@ def _value_fetches(entry: ValueEntry, out: memoryview, chunks: ChunkStore, label
     return list(_pieces(out, sizes, chunk_digests(entry, chunks.digest.size), label))
 
 
-def _pieces(out: memoryview, sizes: Sequence[int], digests: Sequence[bytes], label: str) -> Iterator[Fetch]:
+def _pieces(out: memoryview | Plane, sizes: Sequence[int], digests: Sequence[bytes], label: str) -> Iterator[Fetch]:
     """Chunks that lie one behind the other."""
     at = 0
     for size, digest in zip(sizes, digests, strict=True):

@@ -29,7 +29,7 @@ _ALIGN = 64
 Wanted = tuple["DeviceLeaf", Span]
 
 
-class DeviceLeaf(TensorLeaf, frozen=True, eq=False, gc=True):
+class DeviceLeaf(TensorLeaf, frozen=True, eq=False):
     """A leaf whose bytes are in a shadow; `tensor` only tells its form, and has no memory.
 
     Attributes:

@@ -157,7 +157,7 @@ class Loan:
         self.lender.end_loan()
 
 
-class LiveLeaf(TensorLeaf, frozen=True, eq=False, gc=True):
+class LiveLeaf(TensorLeaf, frozen=True, eq=False):
     """A leaf whose bytes are borrowed."""
 
     lender: Lender

@@ -66,7 +66,7 @@ class PiecedTensor:
             raise InvalidArgument(f"its pieces hold {held:,} of {prod(shape):,} elements")
 
 
-class PiecedLeaf(TensorLeaf, frozen=True, eq=False, gc=True):
+class PiecedLeaf(TensorLeaf, frozen=True, eq=False):
     """A leaf whose bytes are brought when they are needed; `tensor` only tells its form, and has no memory."""
 
     source: PiecedTensor

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ckptstore.errors import CorruptData, StateError, UnsupportedLeaf
 from ckptstore.format.codecs import Form
+from ckptstore.format.codecs.words import Plane
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry, is_storable
 from ckptstore.state.dtypes import dtype_name, number_form, numpy_dtype, torch_dtype
@@ -27,7 +28,7 @@ _MOST_WORK = 1 << 20
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class TensorLeaf(msgspec.Struct, frozen=True, eq=False, gc=False):
+class TensorLeaf(msgspec.Struct, frozen=True, eq=False):
     """A dense array of an app state, with the fields that its `TensorEntry` will have."""
 
     tensor: Array
@@ -100,6 +101,11 @@ def require_storable(path: str, itemsize: int, shape: Index) -> None:
 
 def plain_bytes(array: Array) -> memoryview | None:
     """The array's own memory as bytes when it is row-major on the CPU, else None."""
+    found = _plain_array(array)
+    return None if found is None else found.data
+
+
+def _plain_array(array: Array) -> Plane | None:
     if isinstance(array, Tensor):
         if not array.is_cpu or not array.is_contiguous() or _is_lazy(array):
             return None
@@ -108,13 +114,13 @@ def plain_bytes(array: Array) -> memoryview | None:
         words = array
     else:
         return None
-    return words.reshape(-1).view(np.uint8).data if words.nbytes else memoryview(bytearray())
+    return words.reshape(-1).view(np.uint8) if words.nbytes else np.empty(0, np.uint8)
 
 
-def writable_bytes(array: Array) -> memoryview | None:
-    """`plain_bytes` when these can be written, else None."""
-    found = plain_bytes(array)
-    return None if found is None or found.readonly else found
+def writable_array(array: Array) -> Plane | None:
+    """`plain_bytes` as an array when these can be written, else None."""
+    found = _plain_array(array)
+    return None if found is None or not found.flags.writeable else found
 
 
 def chunk_bytes(array: Array, start: Index, stop: Index) -> memoryview:
@@ -305,11 +311,17 @@ def identity(array: Array) -> Hashable:
 
 def is_plain_memory(array: Array) -> bool:
     """Whether numpy can look at where the elements lie."""
-    return bool(array.nbytes) and (not isinstance(array, Tensor) or (array.is_cpu and not _is_lazy(array)))
+    return bool(array.nbytes) and (not isinstance(array, Tensor) or array.is_cpu)
 
 
 def _as_numpy(array: Array) -> np.ndarray[Any, Any]:
-    return _words(array).numpy() if isinstance(array, Tensor) else array
+    return _words(_bare(array) if _is_lazy(array) else array).numpy() if isinstance(array, Tensor) else array
+
+
+def _bare(tensor: Tensor) -> Tensor:
+    """The same memory as it lies, neither conjugated nor negated."""
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _overlaps_itself(array: Array) -> bool:

@@ -48,4 +48,4 @@ def test_a_checkout_of_many_tensors_adds_few_objects_a_tensor(store):
 def test_a_commit_of_many_tensors_adds_few_objects_a_tensor(store):
     held = state()
     store.commit(held, step=1)
-    assert added_by(lambda look: store.commit(held, step=2, progress=look)) < 6 * COUNT
+    assert added_by(lambda look: store.commit(held, step=2, progress=look)) < 9 * COUNT

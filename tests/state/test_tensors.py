@@ -23,7 +23,7 @@ from ckptstore.state.tensors import (
     identity,
     plain_bytes,
     same_place,
-    writable_bytes,
+    writable_array,
     write_box,
 )
 from ckptstore.testing.equality import assert_same
@@ -99,9 +99,9 @@ def test_contiguous_memory_is_not_copied():
     view = chunk_bytes(tensor, (2, 0), (4, 4))
     tensor[2, 0] = 1.0
     assert view[3] == 0x3F
-    writable = writable_bytes(tensor)
+    writable = writable_array(tensor)
     assert writable is not None
-    writable[:4] = bytes(4)
+    writable.data[:4] = bytes(4)
     writable[2] = 0x80
     assert tensor[0, 0] != 0
 
@@ -194,7 +194,7 @@ def test_a_read_only_target_does_not_fit():
     entry = entry_of(array)
     assert check_fits("w", entry, array) is None
     array.flags.writeable = False
-    assert writable_bytes(array) is None
+    assert writable_array(array) is None
     assert check_fits("w", entry, array) == "w: the target is read-only"
 
 
