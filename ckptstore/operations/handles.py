@@ -61,6 +61,7 @@ class CommitHandle:
 
         Raises:
             TimeoutError: it is still being written.
+            StateError: this process is a fork of the one that commits.
             CkptStoreError: why it failed.
         """
         self._wait(-1 if timeout is None else max(timeout, 0))
@@ -70,7 +71,7 @@ class CommitHandle:
         if self._error is not None:
             raise self._error
         if self._record is None:
-            raise StateError("the commit goes on in the process of which this one is a fork: ask there")
+            raise StateError("the commit was given up when the call that began it was interrupted: commit again")
         return self._record
 
     @property
@@ -79,12 +80,17 @@ class CommitHandle:
         return Progress(self._done, self._total)
 
     def exception(self) -> BaseException | None:
-        """Wait until it ended; why it failed, or None. It is still raised where it would be without this call."""
+        """Wait until it ended; why it failed, or None. It is still raised where it would be without this call.
+
+        Raises StateError in a fork of the process that commits.
+        """
         self._wait()
         return self._error
 
     def surface(self) -> None:
-        """Wait until it ended; raise its error unless `result` did so already."""
+        """Wait until it ended; raise its error unless `result` did so already. In a fork, that is for its parent."""
+        if self._is_elsewhere():
+            return
         error = self.exception()
         if error is not None and _UNTOLD.pop(self._token, None) is not None:
             raise error
@@ -129,10 +135,15 @@ class CommitHandle:
         except IndexError:
             return None
 
+    def _is_elsewhere(self) -> bool:
+        return not self._over and os.getpid() != self._home
+
     def _wait(self, timeout: float = -1) -> None:
         """Each caller has a lock of its own: where a signal's handler raises, nobody else finds one taken."""
-        if self._over or os.getpid() != self._home:
+        if self._over:
             return
+        if self._is_elsewhere():
+            raise StateError("the commit goes on in the process of which this one is a fork: ask there")
         mine = threading.Lock()
         mine.acquire()
         self._waiting.append(mine)

@@ -187,6 +187,21 @@ def test_overlapping_targets_are_refused(store):
     assert not square.any()
 
 
+def test_lazily_conjugated_targets_that_overlap_are_refused(store):
+    store.commit({"a": torch.full((5,), 1j), "b": torch.full((5,), 2j)}, step=0)
+    buffer = torch.zeros(8, dtype=torch.complex64)
+    for a, b in ((buffer[:5], buffer[:5].conj()), (buffer[:5].conj(), buffer[3:].conj())):
+        with pytest.raises(StateMismatch, match="shares memory"):
+            store.checkout(0, into={"a": a, "b": b})
+    assert not buffer.any()
+    store.commit({"a": torch.ones(5), "b": torch.full((4,), 2j)}, step=1)
+    with pytest.raises(StateMismatch, match="shares memory"):
+        store.checkout(1, into={"a": buffer[:5].conj().imag, "b": buffer[4:]})
+    more = torch.zeros(9, dtype=torch.complex64)
+    store.checkout(1, into={"a": more[:5].conj().imag, "b": more[5:].conj()})
+    assert more.tolist() == [-1j] * 5 + [-2j] * 4
+
+
 def test_targets_beside_each_other_in_one_buffer_are_fine(store):
     buffer, array = torch.zeros(5, 2), np.zeros((2, 10))
     store.commit({"a": torch.full((5,), 1.0), "b": torch.full((5,), 2.0)}, step=0)

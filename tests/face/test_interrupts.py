@@ -354,8 +354,9 @@ def test_optimizers_keep_nothing_of_a_store_that_is_gone(tmp_path):
 
 def _child_steps(store: Any, optimizer: torch.optim.Optimizer, weights: Any, handle: Any) -> None:
     optimizer.step()
-    with pytest.raises(StateError, match="fork"):
-        handle.result()
+    for ask in (handle.result, lambda: handle.result(5), handle.exception):
+        with pytest.raises(StateError, match="fork"):
+            ask()
     store.close()
 
 
