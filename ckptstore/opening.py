@@ -37,7 +37,7 @@ from ckptstore.unlocking import KeyFile, change_passphrase, found_key, read_pass
 CATALOG_FILE = "catalog.sqlite"
 _DIGEST = "xxh3_128"
 _BRING_BACK = "bring the catalog back from a copy, or make it anew with ckptstore rebuild"
-_DO_WITHOUT = "to read without it, give read_only=True and no catalog="
+_DO_WITHOUT = "to read without it, give read_only=True (--read-only) and no catalog="
 
 
 def open_parts(

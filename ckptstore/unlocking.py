@@ -55,7 +55,7 @@ def read_passphrase(key_file: KeyFile, place: str) -> bytes:
         return _checked(os.fsencode(os.environ[KEY]), KEY)
     chosen = key_file if key_file is not None else os.environ.get(KEY_FILE)
     if chosen is None:
-        raise WrongKey(f"{place} is encrypted: give key_file=, or set {KEY_FILE} or {KEY}")
+        raise WrongKey(f"{place} is encrypted: give key_file= (--key-file), or set {KEY_FILE} or {KEY}")
     return _read(chosen)
 
 

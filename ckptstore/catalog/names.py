@@ -58,7 +58,8 @@ def restore(db: Connection, run: str, step: int) -> CommitRecord:
     last_key = db.execute(last.order_by(commits.c.deleted.desc(), commits.c.key.desc()).limit(1)).scalar()
     if last_key is None:
         near = nearest(step, db.execute(deleted.order_by(commits.c.step)).scalars())
-        raise StepNotFound(f"run {run!r} has no deleted step {step} that could be restored; {near}")
+        there = "it is there" if queries.live_at(db, key, step) is not None else near
+        raise StepNotFound(f"run {run!r} has no deleted step {step} that could be restored; {there}")
     if queries.live_at(db, key, step) is not None:
         raise StepExists(f"step {step} of run {run!r} was made anew: delete that one first")
     db.execute(update(commits).where(commits.c.key == last_key).values(deleted=None))

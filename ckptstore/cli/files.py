@@ -39,6 +39,7 @@ _MODULES = {
     type=click.Choice(["safetensors", "torch", "dcp"]),
     help="By default by suffix: .safetensors, or .pt, .pth and .bin for torch.",
 )
+@click.option("--allow-pickle", is_flag=True, help="Write objects that are pickles, which are loaded for that.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists; a folder is never replaced.")
 def export_(
     place: Place,
@@ -48,6 +49,7 @@ def export_(
     name: str | None,
     paths: tuple[str, ...],
     kind: str | None,
+    allow_pickle: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -60,6 +62,10 @@ def export_(
     if kind == "dcp" and force:
         raise click.UsageError("--force is for files: remove the folder first")
     options = {} if kind == "dcp" else {"overwrite": force}
+    if kind != "safetensors":
+        options["allow_pickle"] = allow_pickle
+    elif allow_pickle:
+        raise click.UsageError("--allow-pickle is for torch and dcp: a safetensors file holds tensors only")
     with place.open(step) as store, progress_bar() as progress:
         commit = store.find(step)
         _function("export", kind)(store, commit, file, name=name, paths=paths or None, progress=progress, **options)

@@ -58,7 +58,8 @@ class Place:
         known = [run.name for run in store.runs()]
         if name not in known and (known or self.run is not None):
             store.close()
-            there = nearest(name, known) if self.run else f"there are {', '.join(known[:_MOST_RUNS])}"
+            verb = "is" if len(known) == 1 else "are"
+            there = nearest(name, known) if self.run else f"there {verb} {', '.join(known[:_MOST_RUNS])}"
             raise RunNotFound(f"no run {name!r}: choose one with --run; {there}")
 
 

@@ -39,6 +39,7 @@ def export_dcp(
     *,
     name: str | None = None,
     paths: str | Sequence[str] | None = None,
+    allow_pickle: bool = False,
     progress: ProgressCallback | None = None,
 ) -> None:
     """Write the state of a commit to a folder, as `torch.distributed.checkpoint.save` does in one process.
@@ -52,18 +53,19 @@ def export_dcp(
         folder: a new local folder, which appears whole or not at all.
         name: only what stands at this name of the app state, the inverse of the import's; by default everything.
         paths: globs of logical paths: only these leaves.
+        allow_pickle: load leaves that are pickles, which can run any code, and write them as such.
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
         StateError: the commit has leaves that DCP can not write, such as sparse tensors, or names that are one in DCP.
         Conflict: the folder exists.
         PathNotFound: a glob that selects nothing, or a name at which nothing is.
-        PickleRefused: the commit has a leaf that is a pickle.
+        PickleRefused: a leaf is a pickle, which needs `allow_pickle`.
         StorageError, OSError: the folder can not be written.
     """
     with new_folder(Path(folder)) as temporary:
         view = store.manifest(step)
-        tensors, state = _with_forms(store, view, name, paths, progress)
+        tensors, state = _with_forms(store, view, name, paths, progress, allow_pickle=allow_pickle)
         if not isinstance(state, dict):
             raise StateError(f"cannot write {view.name} to {folder} with DCP: at the name {name!r} is no dict")
         save_with(tensors, state, temporary, f"{view.name} to {folder}")
@@ -105,6 +107,8 @@ def _with_forms(
     name: str | None,
     paths: str | Sequence[str] | None,
     progress: ProgressCallback | None,
+    *,
+    allow_pickle: bool,
 ) -> tuple[Tensors, Any]:
     """A state of which DCP is to ask for tensors when it writes them; what else it has is loaded."""
     chunks, manifest = store._parts, view.manifest  # noqa: SLF001 - what it is made of
@@ -118,10 +122,10 @@ def _with_forms(
     sizes = {path: entry_bytes(entry) for path, entry in arrays.items() if entry.chunks}
     advance = meter(progress, "checkout", sum(sizes.values()))
     tensors = Tensors(chunks, asked, advance)
-    leaves = load_values(chunks, entries, allow_pickle=False, budget=None)
+    leaves = load_values(chunks, entries, allow_pickle=allow_pickle, budget=None)
     leaves |= load_arrays(chunks, others, {}, same=manifest.aliases, budget=None)
     advance(sum(sizes.get(path, 0) for path in others))
-    return tensors, built_at(view, name, paths, leaves | tensors.forms)
+    return tensors, built_at(view, name, paths, leaves | tensors.forms, allow_pickle=allow_pickle)
 
 
 def _above(path: str) -> Iterator[str]:

@@ -115,7 +115,8 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)):
             return getattr(torch, name)
         if not self._allow_pickle:
-            raise FormatError(f"names {module}.{name}, which can run any code: allow pickles if you trust it")
+            advice = "allow pickles if you trust it (--allow-pickle)"
+            raise FormatError(f"names {module}.{name}, which can run any code: {advice}")
         return super().find_class(module, name)
 
 

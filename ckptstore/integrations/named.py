@@ -40,16 +40,27 @@ def state_at(
     name: str | None,
     paths: str | Sequence[str] | None,
     progress: ProgressCallback | None,
+    *,
+    allow_pickle: bool,
 ) -> Any:
     """That part of the state of a commit; see `entries_at`."""
     globs = _globs(view, name, paths)
-    return _at(name, store.checkout(view.commit, paths=globs, progress=progress))
+    return _at(name, store.checkout(view.commit, paths=globs, allow_pickle=allow_pickle, progress=progress))
 
 
-def built_at(view: ManifestView, name: str | None, paths: str | Sequence[str] | None, leaves: Mapping[str, Any]) -> Any:
+def built_at(
+    view: ManifestView,
+    name: str | None,
+    paths: str | Sequence[str] | None,
+    leaves: Mapping[str, Any],
+    *,
+    allow_pickle: bool,
+) -> Any:
     """The same, of leaves that are there already."""
     globs, containers = _globs(view, name, paths), view.manifest.containers
-    return _at(name, unflatten(containers if globs is None else narrow(containers, globs), leaves))
+    if globs is not None:
+        containers = narrow(containers, globs)
+    return _at(name, unflatten(containers, leaves, allow_pickle=allow_pickle))
 
 
 def _globs(view: ManifestView, name: str | None, paths: str | Sequence[str] | None) -> Sequence[str] | None:

@@ -29,7 +29,8 @@ def load_saved(opened: IO[bytes], told: str, *, device: str = "cpu", allow_pickl
     except Exception as error:  # whatever the bytes of a foreign file make its reader raise
         refused = _REFUSED_TYPE.search(str(error))
         if refused:
-            why = f"holds a {refused[1]}, whose unpickling can run any code: allow pickles if you trust it"
+            advice = "allow pickles if you trust it (--allow-pickle)"
+            why = f"holds a {refused[1]}, whose unpickling can run any code: {advice}"
         else:
             why = f"is no whole file of torch.save ({type(error).__name__})"
         raise FormatError(f"{told} {why}") from error

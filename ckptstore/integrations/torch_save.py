@@ -23,6 +23,7 @@ def export_torch(
     *,
     name: str | None = None,
     paths: str | Sequence[str] | None = None,
+    allow_pickle: bool = False,
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
 ) -> None:
@@ -34,19 +35,20 @@ def export_torch(
         file: a local file, which appears whole or not at all.
         name: only what stands at this name of the app state, the inverse of the import's; by default everything.
         paths: globs of logical paths: only these leaves.
+        allow_pickle: load leaves that are pickles, which can run any code, and write them as such.
         overwrite: replace the file if it exists.
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
         Conflict: the file exists.
         PathNotFound: a glob that selects nothing, or a name at which nothing is.
-        PickleRefused: the commit has a leaf that is a pickle.
+        PickleRefused: a leaf is a pickle, which needs `allow_pickle`.
         StorageError, OSError: the file can not be written.
     """
     import torch
 
     with new_file(Path(file), overwrite=overwrite) as temporary:
-        state = state_at(store, store.manifest(step), name, paths, progress)
+        state = state_at(store, store.manifest(step), name, paths, progress, allow_pickle=allow_pickle)
         try:
             torch.save(state, temporary)
         except RuntimeError as error:

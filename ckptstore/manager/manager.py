@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ckptstore.errors import RankFailed, StepNotFound
+from ckptstore.errors import InvalidArgument, RankFailed, StepNotFound
 from ckptstore.manager.agreement import Agreement, Ballot
 from ckptstore.manager.preemption import PreemptionWatch
 from ckptstore.manager.saving import Moment, SavePolicy, as_policy
@@ -92,9 +92,11 @@ class CheckpointManager:
             allow_pickle: see `Store.commit` and `Store.checkout`.
 
         Raises:
-            InvalidArgument: an interval, policy, grace or `replicated` that cannot be; or `on_preemption` outside the
-                main thread.
+            InvalidArgument: no open store; an interval, policy, grace or `replicated` that cannot be; or
+                `on_preemption` outside the main thread.
         """
+        if not isinstance(store, Store):
+            raise InvalidArgument(f"a manager of {store!r}: give an open store, as ckptstore.open gives it")
         self._policy = as_policy(save_interval)
         check_terms(keep, grace)
         self._store, self._keep, self._grace = store, keep, grace

@@ -196,7 +196,7 @@ def plan_gc(
     kept = {commit.id: f"tagged {', '.join(commit.tags)}" for commit in commits if commit.tags} | kept
     condemned = catalog.garbage(grace)
     sizes = {pack.name: pack.size for pack in catalog.packs()}
-    freed = sum(sizes.get(pack, 0) for pack in condemned.packs)
+    freed = sum(sizes.get(pack) or _size(chunks.storage, pack_key(pack)) for pack in condemned.packs)
     delete = tuple(commit for commit in commits if commit.id not in kept)
     found = orphans(chunks) if sweep else Objects()
     rewrite = tuple(wasteful_packs(chunks, progress))

@@ -150,7 +150,8 @@ def _pickled(value: object, path: str) -> bytes:
 
 def _unpickled(data: bytes, path: str, *, allow_pickle: bool) -> object:
     if not allow_pickle:
-        raise PickleRefused(f"{path!r} is a pickle, which can run any code: pass allow_pickle=True if you trust it")
+        advice = "pass allow_pickle=True if you trust it (to export, --allow-pickle)"
+        raise PickleRefused(f"{path!r} is a pickle, which can run any code: {advice}")
     try:
         return pickle.loads(data)
     except (ImportError, AttributeError) as error:

@@ -209,6 +209,10 @@ def test_what_deleted_steps_may_be_restored_for(url, run):
     assert ckptstore.open(url).steps() == [100, 200]
 
 
+def test_a_step_that_was_not_deleted_is_not_restored(url, run):
+    assert "it is there" in run("restore", url, 100, code=1).stderr
+
+
 def test_what_the_output_cannot_show_is_escaped(url):
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     command = [sys.executable, "-m", "ckptstore", "diff", url, "0", "100"]

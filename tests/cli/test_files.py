@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from collections import OrderedDict
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -101,6 +102,18 @@ def test_a_torch_file_with_pickles(url, run, told):
     assert "allow pickles" in run("import", url, "object.pt", "--step", 300, code=1).stderr
     told("import", url, "object.pt", "--step", 300, "--allow-pickle")
     assert ckptstore.open(url).checkout(300, allow_pickle=True) == {"half": Fraction(1, 2)}
+
+
+@pytest.mark.parametrize("file", [["out.pt"], ["out", "--format", "dcp"]], ids=["torch", "dcp"])
+def test_pickles_are_exported_where_that_is_allowed(url, run, told, file):
+    with ckptstore.open(url) as store:
+        store.commit({"arguments": Namespace(lr=1)}, step=300, allow_pickle=True)
+    assert "--allow-pickle" in run("export", url, 300, *file, code=1).stderr
+    assert not Path(file[0]).exists()
+    told("export", url, 300, *file, "--allow-pickle")
+    told("import", url, file[0], "--step", 301, "--allow-pickle")
+    assert ckptstore.open(url).checkout(301, allow_pickle=True) == {"arguments": Namespace(lr=1)}
+    assert "--allow-pickle is for" in run("export", url, 300, "out.safetensors", "--allow-pickle", code=2).stderr
 
 
 def test_export_and_import_of_dcp(url, asked, told, run):

@@ -182,6 +182,11 @@ def test_arguments_are_checked_at_once(store, arguments):
         CheckpointManager(store, **arguments)
 
 
+def test_it_watches_over_a_store_and_no_folder(store):
+    with pytest.raises(InvalidArgument, match="'ckpts': give an open store"):
+        CheckpointManager("ckpts", 5)  # type: ignore[arg-type]
+
+
 def test_bad_steps_and_metrics_are_told_at_once(store, state):
     with CheckpointManager(store, 1) as manager:
         for step in (-1, 1.5, "3"):

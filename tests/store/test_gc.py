@@ -207,6 +207,18 @@ def late_writer(place):
     return {pack_key(pack), document}
 
 
+def test_the_plan_tells_the_bytes_of_what_a_failed_commit_left(place):
+    with site_of(place).open() as store, closing(parts_of(place).catalog) as catalog:
+        store.gc(grace=0)
+        session, pack = catalog.open_session(60), uuid.uuid4().hex
+        catalog.reserve(session, [pack], None)
+        parts_of(place).storage.put(pack_key(pack), [b"some bytes"])
+        catalog.end_session(session)
+        plan = store.plan_gc(grace=0)
+        assert (len(plan.condemned.packs), plan.freed_bytes) == (1, 10)
+        assert plan.execute().freed_bytes == 10
+
+
 def test_what_a_late_writer_left_is_swept(place):
     late = late_writer(place)
     with site_of(place).open() as store:

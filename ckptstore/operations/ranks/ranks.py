@@ -205,7 +205,8 @@ def hearing() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        raise RankFailed(f"the process group or a rank of it is gone: start all again ({error})") from error
+        told = "the process group or a rank of it is gone, or did not make this call, as all must"
+        raise RankFailed(f"{told}: start all again ({error})") from error
 
 
 def packed(told: Any) -> bytes:
