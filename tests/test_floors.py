@@ -51,7 +51,7 @@ LIBRARIES = {
     "xxhash": {"format"},
     "blake3": {"format"},
     "cryptography": {"format"},
-    "msgspec": {"format", "state", "operations", "integrations", "testing"},
+    "msgspec": {"catalog", "chunkstore", "format", "integrations", "operations", "state", "storage", "testing"},
     "click": {"cli"},
     "rich": {"cli"},
     "safetensors": {"integrations"},

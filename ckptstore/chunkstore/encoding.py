@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import msgspec
-from msgspec.structs import replace
-
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
@@ -39,7 +36,7 @@ class Made(NamedTuple):
     newer: int
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(NamedTuple):
     """A chunk's raw bytes.
 
     Attributes:
@@ -67,7 +64,7 @@ class Piece(msgspec.Struct, frozen=True):
     counts: bool = True
 
 
-class NewChunk(msgspec.Struct, frozen=True, gc=False):
+class NewChunk(NamedTuple):
     """An encoded chunk that is not in a pack yet; `base` as in `ChunkLocation`.
 
     `below` is all of the store that it rests on.
@@ -135,7 +132,7 @@ class Encoder:
             made = encode(piece.data, piece.form, raw, effort, self.reliance.share)
             chunk, size = NewChunk(digest, made.codec, made.payload, len(piece.data)), len(made.payload)
             if base is not None and made.uses_base:
-                chunk = replace(chunk, base=base.digest, below=[base])
+                chunk = chunk._replace(base=base.digest, below=[base])
                 self.reliance.count(base.length, size)
             else:
                 self.reliance.count(size, 0)

@@ -15,8 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Self, TypeVar
 
-from msgspec.structs import replace
-
 from ckptstore.catalog.base import ChunkLocation, NewPack
 from ckptstore.chunkstore.claims import Claims
 from ckptstore.chunkstore.deriving import Derivation, Pile, derivations, encode
@@ -265,11 +263,11 @@ def _location(frame: packs.Frame, pack: str) -> ChunkLocation:
 
 
 def _keep(group: list[Piece]) -> list[Piece]:
-    return [piece if piece.loan is None else replace(piece, data=piece.loan.keep(), loan=None) for piece in group]
+    return [piece if piece.loan is None else piece._replace(data=piece.loan.keep(), loan=None) for piece in group]
 
 
 def _after(piece: Piece, digests: Sequence[bytes]) -> Piece:
-    return piece if piece.made is None else replace(piece, before=tuple(digests))
+    return piece if piece.made is None else piece._replace(before=tuple(digests))
 
 
 def _together(items: Iterable[_Item], most_bytes: int, most_items: int) -> Iterator[list[_Item]]:

@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from ckptstore.chunkstore import Made, Piece
 from ckptstore.errors import CkptStoreError
@@ -59,8 +58,8 @@ class Trained:
         if recipe is None:
             return piece
         if kind is None:
-            return structs.replace(piece, goes_on=True)
-        return structs.replace(piece, made=partial(self._made, recipe, kind, number), goes_on=kind is Kind.SECOND)
+            return piece._replace(goes_on=True)
+        return piece._replace(made=partial(self._made, recipe, kind, number), goes_on=kind is Kind.SECOND)
 
     def _made(self, recipe: Recipe, kind: Kind, number: int) -> Made | None:
         steps = self._steps(recipe)

@@ -180,8 +180,7 @@ class _Share:
 
     def _pieces(self, units: Sequence[Unit]) -> list[Piece]:
         return [
-            msgspec.structs.replace(piece, base=partial(self._base, unit))
-            for unit, piece in zip(units, pieces_of(units), strict=True)
+            piece._replace(base=partial(self._base, unit)) for unit, piece in zip(units, pieces_of(units), strict=True)
         ]
 
     def _base(self, unit: Unit) -> bytes:
