@@ -242,7 +242,7 @@ class TooManyConnections(CatalogUnavailable):
     """The database's server, or a pooler before it, has no connection left for this process; nothing was changed."""
 
 
-def step_taken(run: str, step: int) -> StepExists:
+def holds_another(run: str, step: int) -> StepExists:
     """For a commit of another state to a step."""
     back = "to go back and train on, delete this step and those behind it, or fork the run"
     return StepExists(f"step {step} of run {run!r} holds another state: commit to a new step; {back}")

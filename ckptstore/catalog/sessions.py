@@ -26,7 +26,7 @@ from ckptstore.catalog.schema import (
     runs,
     sessions,
 )
-from ckptstore.errors import SessionFenced, step_taken
+from ckptstore.errors import SessionFenced, holds_another
 
 _ENTERING_SECONDS = 60.0
 
@@ -83,7 +83,7 @@ def commit(db: Connection, session: str, new: NewCommit) -> CommitRecord:
     if taken is None:
         _insert(db, session, run, new)
     elif taken.content != new.content:
-        raise step_taken(new.run, new.step)
+        raise holds_another(new.run, new.step)
     elif healing := _healing(db, new.packs):
         make_live(db, own_packs(db, session, healing), healing)
     end_session(db, session)

@@ -26,7 +26,7 @@ LARGE = 256 << 10
 """From here on a chunk is verified as soon as it is read, while it is in a core's cache."""
 
 
-class Fetch(msgspec.Struct, frozen=True):
+class Fetch(msgspec.Struct, frozen=True):  # which Python's collector need not look at if nothing in it leads on
     """A wish for one chunk.
 
     Attributes:

@@ -125,7 +125,7 @@ def _with_forms(
     leaves = load_values(chunks, entries, allow_pickle=allow_pickle, budget=None)
     leaves |= load_arrays(chunks, others, {}, same=manifest.aliases, budget=None)
     advance(sum(sizes.get(path, 0) for path in others))
-    return tensors, built_at(view, name, paths, leaves | tensors.forms, allow_pickle=allow_pickle)
+    return tensors, built_at(view, name, paths, leaves | tensors.forms)
 
 
 def _above(path: str) -> Iterator[str]:

@@ -48,19 +48,10 @@ def state_at(
     return _at(name, store.checkout(view.commit, paths=globs, allow_pickle=allow_pickle, progress=progress))
 
 
-def built_at(
-    view: ManifestView,
-    name: str | None,
-    paths: str | Sequence[str] | None,
-    leaves: Mapping[str, Any],
-    *,
-    allow_pickle: bool,
-) -> Any:
+def built_at(view: ManifestView, name: str | None, paths: str | Sequence[str] | None, leaves: Mapping[str, Any]) -> Any:
     """The same, of leaves that are there already."""
     globs, containers = _globs(view, name, paths), view.manifest.containers
-    if globs is not None:
-        containers = narrow(containers, globs)
-    return _at(name, unflatten(containers, leaves, allow_pickle=allow_pickle))
+    return _at(name, unflatten(containers if globs is None else narrow(containers, globs), leaves))
 
 
 def _globs(view: ManifestView, name: str | None, paths: str | Sequence[str] | None) -> Sequence[str] | None:

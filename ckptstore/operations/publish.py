@@ -10,7 +10,7 @@ from contextlib import suppress
 from ckptstore.catalog.base import Catalog, CommitRecord, NewCommit, NewPack
 from ckptstore.chunkstore import ChunkStore, ChunkWriter
 from ckptstore.chunkstore.grouping import Advance, ignore
-from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced, StepExists, StorageError, step_taken
+from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced, StepExists, StorageError, holds_another
 from ckptstore.format import document
 from ckptstore.format.manifest import Manifest, logical_bytes
 from ckptstore.operations.history import Draft, commit_at
@@ -23,7 +23,7 @@ def taken_step(chunks: ChunkStore, draft: Draft) -> StepExists | None:
     """The error for a state that is not the one at the step, if there is one at all."""
     if commit_at(chunks.catalog, draft.run, draft.step) is None:
         return None
-    return step_taken(draft.run, draft.step)
+    return holds_another(draft.run, draft.step)
 
 
 def new_commit(

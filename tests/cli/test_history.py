@@ -136,6 +136,9 @@ def test_a_step_of_a_run_of_its_own_needs_no_other(runs, told, run, asked):
         told_instead = run(*arguments, code=1).stderr
         assert "no run 'main': choose one with --run; there are base, other" in told_instead
     assert "nearest: other" in run("show", runs, "2", "--run", "othr", code=1).stderr
+    with ckptstore.open("one") as store:
+        store.commit({"x": 1}, step=1, run="base")
+    assert "; there is base" in run("show", "one", code=1).stderr
 
 
 def test_a_tag_of_another_run_is_told_as_one_of_that(runs, told, asked):

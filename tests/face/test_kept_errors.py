@@ -40,7 +40,7 @@ def strided():
 
 
 @pytest.mark.parametrize("tensor", [parameter, strided])
-@pytest.mark.parametrize("what", ["commit", "async", "small budget", "damaged", "late"])
+@pytest.mark.parametrize("what", ["commit", "async", "small budget", "damaged", "late", "late commit"])
 def test_a_trainer_that_keeps_an_error_can_be_freed(tmp_path, tensor, what):
     with ckptstore.open(tmp_path / "store", compression="fast") as store:
         store.commit({"weight": torch.nn.Parameter(torch.randn(100_000))}, step=0)
@@ -54,6 +54,7 @@ def test_a_trainer_that_keeps_an_error_can_be_freed(tmp_path, tensor, what):
             "small budget": lambda state: store.checkout(0, into=state, memory_budget_bytes=10),
             "damaged": lambda state: store.checkout(0, into=state),
             "late": lambda state: store.checkout(0, into=state, progress=late),
+            "late commit": lambda state: store.commit(state, step=1, progress=late),
         }
         if what == "damaged":
             (pack,) = (tmp_path / "store" / "packs").rglob("*.pack")
