@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckptstore.operations.gc import GcPlan, GcReport
     from ckptstore.operations.retention import KeepBest, Policy
 
+_BEST = "METRIC[:max][:N]"
 _PLAN = (Column("STEP", right=True), Column("PLAN"), Column("WHY", fold=True), Column("NEW", right=True))
 
 
@@ -28,7 +29,7 @@ _PLAN = (Column("STEP", right=True), Column("PLAN"), Column("WHY", fold=True), C
 @click.option(
     "--keep-best",
     multiple=True,
-    metavar="METRIC[:max][:N]",
+    metavar=_BEST,
     help="Keep the N (1) commits with the lowest (highest) METRIC in their metadata. May be repeated.",
 )
 @click.option("--grace", type=float, metavar="SECONDS", help="How long a deleted step can be restored.  [default: 900]")
@@ -93,7 +94,7 @@ def _check_metrics(best: tuple[str, ...], commits: list[CommitRecord]) -> None:
 
     for wish in best:
         if doubt := _keep_best(wish).doubt(commits):
-            raise InvalidArgument(doubt)
+            raise InvalidArgument(f"--keep-best {wish}: {doubt}; give {_BEST}")
 
 
 def _print_plan(plan: GcPlan, commits: list[CommitRecord]) -> None:

@@ -117,5 +117,6 @@ def _function(verb: str, kind: str) -> Any:
 def _kind(file: Path) -> str:
     found = [kind for name, kind in _INSIDE.items() if (file / name).exists()]
     if not found and file.suffix not in _SUFFIXES:
-        raise click.UsageError(f"the format of {file.name} is not known by its suffix: give --format")
+        doubt = f"holds none of {', '.join(_INSIDE)}" if file.is_dir() else "has a suffix that tells no format"
+        raise click.UsageError(f"{file} {doubt}: give --format")
     return found[0] if found else _SUFFIXES[file.suffix]

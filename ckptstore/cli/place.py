@@ -33,34 +33,39 @@ class Place:
     read_only: bool = False
 
     def open(self, *steps: str, any_run: bool = False) -> Store:
-        """The store, which must be there already.
+        """The store, which must be there already, on the run that was asked for, the default, or else the only one.
 
         Raises:
             NotAStore: it is not.
             RunNotFound: it has no such run; but `any_run`, or each of some `steps` that names its own, needs none.
         """
-        from ckptstore.store import open_store
-
-        name = self.run or DEFAULT_RUN
-        store = open_store(self.url, run=name, create=False, read_only=self.read_only, **self.reached_by)
-        if not (any_run or (steps and all("@" in step for step in steps))):
-            self._check_run(store, name)
-        return store
+        store = self._opened(self.run or DEFAULT_RUN)
+        if any_run or (steps and all("@" in step for step in steps)):
+            return store
+        known = [run.name for run in store.runs()]
+        if store.run in known or not (known or self.run):
+            return store
+        store.close()
+        if self.run is None and len(known) == 1:
+            return self._opened(known[0])
+        raise self._unknown_run(known)
 
     @property
     def reached_by(self) -> dict[str, Any]:
         """What `ckptstore.open` and its like take beside the URL."""
         return {"catalog": self.catalog, "key_file": self.key_file, "storage_options": self.storage_options}
 
-    def _check_run(self, store: Store, name: str) -> None:
+    def _opened(self, run: str) -> Store:
+        from ckptstore.store import open_store
+
+        return open_store(self.url, run=run, create=False, read_only=self.read_only, **self.reached_by)
+
+    def _unknown_run(self, known: list[str]) -> Exception:
         from ckptstore.errors import RunNotFound, nearest
 
-        known = [run.name for run in store.runs()]
-        if name not in known and (known or self.run is not None):
-            store.close()
-            verb = "is" if len(known) == 1 else "are"
-            there = nearest(name, known) if self.run else f"there {verb} {', '.join(known[:_MOST_RUNS])}"
-            raise RunNotFound(f"no run {name!r}: choose one with --run; {there}")
+        name = self.run or DEFAULT_RUN
+        there = nearest(name, known) if self.run else f"there are {', '.join(known[:_MOST_RUNS])}"
+        return RunNotFound(f"no run {name!r}: choose one with --run; {there}")
 
 
 def store_command(command: Command) -> Command:
@@ -99,7 +104,9 @@ def json_object(context: click.Context, parameter: click.Parameter, text: str | 
 
 _EXAMPLE = '{"client_kwargs": {"endpoint_url": "http://localhost:9000"}}'
 _URL = click.argument("url", type=click.Path(file_okay=False))
-_RUN = click.option("--run", metavar="NAME", help=f"The run that steps belong to.  [default: {DEFAULT_RUN}]")
+_RUN = click.option(
+    "--run", metavar="NAME", help=f"The run that steps belong to.  [default: {DEFAULT_RUN}, or the only one]"
+)
 _CATALOG = click.option("--catalog", metavar="URL", help="Database URL, when the catalog is not in the store's folder.")
 _KEY_FILE = click.option("--key-file", metavar="FILE", help="The passphrase of an encrypted store.")
 _STORAGE_OPTIONS = click.option(

@@ -57,11 +57,11 @@ def _item(item: str, context: click.Context, parameter: click.Parameter) -> Any:
     help=f"Only these elements of an array, as numpy takes them: {_EXAMPLE}.",
 )
 def read(place: Place, *, step: str, path: str, index: Any, as_json: bool) -> None:
-    """Print a leaf of a commit, or all leaves beneath a container.
+    """Print a leaf of a commit, or all beneath a container.
 
-    PATH is a logical path. Of an array, its dtype, shape and elements are printed, abbreviated as torch or numpy does;
-    with --json all of them. Nothing else of the commit is read, and with --index only the chunks that hold these
-    elements.
+    PATH is a logical path, or a glob that selects several. Of an array, its dtype, shape and elements are printed,
+    abbreviated as torch or numpy does; with --json all of them. Nothing else of the commit is read, and with --index
+    only the chunks that hold these elements.
     """
     with place.open(step) as store:
         view = store.manifest(step)
@@ -70,28 +70,31 @@ def read(place: Place, *, step: str, path: str, index: Any, as_json: bool) -> No
         told = {name: tell(entry, _found(store, view, name, index)) for name, entry in leaves.items()}
     container = view.manifest.containers.get(path)
     if as_json:
-        print_json({"path": path, **(told[path] if container is None else _container_json(container, told))})
-    elif container is None:
+        print_json({"path": path, **(told[path] if path in view else _several_json(container, told))})
+    elif path in view:
         click.echo(told[path])
-    elif told:
+    elif told or container is None:
         click.echo("\n".join(f"{text.clean(name)}: {leaf}" for name, leaf in told.items()))
     else:
         click.echo(f"{path!r} is an empty {container.kind}", err=True)
 
 
 def _leaves(view: ManifestView, path: str, index: Any) -> dict[str, Entry]:
-    """The leaf at the path, or those beneath it."""
+    """The leaf at the path, or those beneath it, or those that it selects."""
     from glob import escape
 
     from ckptstore.errors import InvalidArgument
     from ckptstore.format.manifest import TensorEntry
     from ckptstore.operations.paths import chosen
 
-    if path not in view and path not in view.manifest.containers:
+    there = path in view or path in view.manifest.containers
+    leaves = chosen(view.manifest.entries, [escape(path) if there else path])
+    if not there and not leaves:
         raise view.unknown(path)
-    if index is not ... and not isinstance(view.get(path), TensorEntry):
-        raise InvalidArgument(f"{path!r} is no array: --index is for those")
-    return chosen(view.manifest.entries, [escape(path)])
+    other = next((name for name, entry in leaves.items() if not isinstance(entry, TensorEntry)), None)
+    if index is not ... and other is not None:
+        raise InvalidArgument(f"{other!r} is no array: --index is for those")
+    return leaves
 
 
 def _found(store: Store, view: ManifestView, path: str, index: Any) -> Array | str:
@@ -136,10 +139,11 @@ def _json(entry: Entry, found: Array | str) -> dict[str, Any]:
     return entry_json(entry) | form | {"values": _elements(found.tolist())}
 
 
-def _container_json(container: Container, leaves: dict[str, Any]) -> dict[str, Any]:
+def _several_json(container: Container | None, leaves: dict[str, Any]) -> dict[str, Any]:
     from ckptstore.cli.records import container_json
 
-    return container_json(container) | {"leaves": [{"path": path, **leaf} for path, leaf in leaves.items()]}
+    nature = {} if container is None else container_json(container)
+    return nature | {"leaves": [{"path": path, **leaf} for path, leaf in leaves.items()]}
 
 
 def _elements(found: Any) -> Any:

@@ -133,7 +133,8 @@ def _sliced(item: slice, extent: int) -> range:
 def _picked(item: object, extent: int, dim: int) -> range:
     number = _number(item)
     if number is None:
-        raise InvalidArgument(f"index {item!r} is a {type(item).__name__}: use ints, slices and `...`")
+        advice = "use ints, slices and `...`; what a mask or a list selects, take from what was read"
+        raise InvalidArgument(f"index {item!r} is a {type(item).__name__}: {advice}")
     if not -extent <= number < extent:
         raise InvalidArgument(f"index {number} is out of range for dim {dim} of extent {extent}")
     return range(number % extent, number % extent + 1)

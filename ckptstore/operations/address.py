@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex
 
 import msgspec
@@ -25,9 +25,15 @@ def resolve(catalog: Catalog, run: str, ref: Ref) -> CommitRecord:
     if isinstance(ref, CommitRecord):
         return _still_live(catalog, ref)
     if not isinstance(ref, str):
-        return catalog.find(run, check_step(ref))
+        return catalog.find(run, check_step(_single(ref)))
     other, at, name = ref.rpartition("@")
     return catalog.find(other if at else run, _step_of(name) if name.isdecimal() else name)
+
+
+def _single(ref: object) -> object:
+    if isinstance(ref, Iterable) and getattr(ref, "shape", None) != ():
+        raise InvalidArgument(f"step {ref!r} is a {type(ref).__name__}: give one, a number, a tag or a commit")
+    return ref
 
 
 def _still_live(catalog: Catalog, commit: CommitRecord) -> CommitRecord:

@@ -47,9 +47,9 @@ class LocalStorage:
         self._open_files = OpenFiles(_OPEN_FILES)
         self._durable_folders = {self.root}
         with _reading(self.root):
-            is_file = self.root.is_file()
-        if is_file:
-            raise StorageError(f"{self.root} is a file, not a folder: a store needs a folder of its own")
+            file = next((place for place in (self.root, *self.root.parents) if place.is_file()), None)
+        if file is not None:
+            raise StorageError(f"{file} is a file, not a folder: a store needs a folder of its own")
         if create:
             with _writing(self.root):
                 make_folder(self.root)

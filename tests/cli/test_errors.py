@@ -38,6 +38,7 @@ MISTAKES = [
     (("gc", "ckpts", "--keep-last", "-1"), "0 or more"),
     (("gc", "ckpts", "--grace", "-1"), "0 or more"),
     (("gc", "ckpts", "--keep-best", f"loss:{'9' * 5000}"), "in its metadata"),
+    (("gc", "ckpts", "--keep-best", "loss:mx"), "nearest: loss; give METRIC[:max][:N]"),
     (("show", "ckpts", "\udcff"), "UTF-8"),
     (("log", "ckpts", "--catalog", "sqlite:///a\0b"), "NUL"),
     (("init", "ckpts"), "already"),

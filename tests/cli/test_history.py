@@ -136,9 +136,22 @@ def test_a_step_of_a_run_of_its_own_needs_no_other(runs, told, run, asked):
         told_instead = run(*arguments, code=1).stderr
         assert "no run 'main': choose one with --run; there are base, other" in told_instead
     assert "nearest: other" in run("show", runs, "2", "--run", "othr", code=1).stderr
+
+
+def test_the_only_run_is_meant(tmp_path, monkeypatch, told, run, asked):
+    monkeypatch.chdir(tmp_path)
     with ckptstore.open("one") as store:
-        store.commit({"x": 1}, step=1, run="base")
-    assert "; there is base" in run("show", "one", code=1).stderr
+        for step in (1, 2, 3):
+            store.commit({"x": step}, step=step, run="base")
+    assert asked("steps", "one") == [1, 2, 3]
+    assert told("read", "one", 2, "x") == "2\n"
+    assert told("tag", "one", "best", 2) == "tag best is now base@2\n"
+    assert asked("gc", "one", "--keep-last", 1)["delete"] == [1]
+    assert "deleted base@1" in told("rm", "one", 1)
+    assert "nearest: base" in run("show", "one", "--run", "main", code=1).stderr
+    with ckptstore.open("one") as store:
+        store.commit({"x": 4}, step=4, run="main")
+    assert asked("steps", "one") == [4]
 
 
 def test_a_tag_of_another_run_is_told_as_one_of_that(runs, told, asked):

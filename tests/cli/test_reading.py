@@ -148,7 +148,19 @@ def test_all_beneath_a_container(url, told, asked, run):
     assert "é\\n: 0" in run("read", url, 0, "").stdout
 
 
-def test_a_path_is_no_glob(kept, told):
+def test_all_that_a_glob_selects(url, told, asked, run):
+    assert told("read", url, 0, "optim/*r").splitlines()[0] == "optim/lr: 0.001"
+    found = asked("read", url, 0, "**/*.weight", "--index", "0, :2")
+    assert found["path"] == "**/*.weight"
+    assert {leaf["path"]: leaf["values"] for leaf in found["leaves"]} == {
+        "model/emb.weight": [0.0, 1.0],
+        "model/head.weight": [0.0, 1.0],
+    }
+    assert "optim/lr' is no array" in run("read", url, 0, "optim/*", "--index", "0", code=1).stderr
+    assert "no path 'optm/*'; nearest: optim" in run("read", url, 0, "optm/*", code=1).stderr
+
+
+def test_what_is_called_like_a_glob_is_none(kept, told):
     url = kept({"a*": {"x": 1}, "ab": {"x": 2}, "[a]": 3})
     assert told("read", url, 0, "a*") == "a*/x: 1\n"
     assert told("read", url, 0, "[a]") == "3\n"
@@ -249,7 +261,7 @@ def test_what_is_no_index_is_wrong_usage(url, run, index, wrong):
         ("model/emb.weight", "0, 0, 0", "has more entries than the 2 dims"),
         ("model/layers/0", "0", "has more entries than the 0 dims"),
         ("optim/lr", "0", "'optim/lr' is no array: --index is for those"),
-        ("optim", "...", "'optim' is no array: --index is for those"),
+        ("optim", "...", "'optim/lr' is no array: --index is for those"),
         ("nothing", "0", "no path 'nothing'"),
     ],
 )

@@ -139,6 +139,8 @@ ASKING = [
         ("main@bset", TagNotFound, "nearest: best"),
         (-5, InvalidArgument, "step -5"),
         (1.5, InvalidArgument, "step 1.5 is a float"),
+        ([100, 101], InvalidArgument, "is a list: give one, a number, a tag or a commit"),
+        (torch.tensor([100]), InvalidArgument, "is a Tensor: give one"),
     ],
 )
 def test_a_commit_that_does_not_exist(store, ref, kind, told):
@@ -195,6 +197,9 @@ def test_an_index_that_cannot_be(store):
     for index in ((0, 0), slice(0, 10, -1), 1 << 40, "a"):
         with pytest.raises((InvalidArgument, IndexError)):
             store.read(100, "model/frozen", index=index)
+    for choice in ([0], torch.tensor([True])):
+        with pytest.raises(InvalidArgument, match="what a mask or a list selects, take from what was read"):
+            store.read(100, "model/frozen", index=choice)
 
 
 # states
@@ -271,8 +276,9 @@ def test_a_place_that_is_missing(tmp_path):
 
 def test_a_place_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(StorageError, match="is a file, not a folder: a store needs a folder"):
-        ckptstore.open(tmp_path / "file")
+    for beneath in ("", "deep/er"):
+        with pytest.raises(StorageError, match="file is a file, not a folder: a store needs a folder"):
+            ckptstore.open(tmp_path / "file" / beneath)
     assert (tmp_path / "file").read_text() == "mine"
 
 
