@@ -241,6 +241,9 @@ class Catalog(Protocol):
     def lost(self) -> dict[bytes, list[str]]:
         """Chunks that commits need and no pack holds any more, as `rewrite` was told: digest → ids of the commits."""
 
+    def forget_lost(self, digests: Sequence[bytes]) -> None:
+        """No commit needs these lost chunks any more: all that rested on them is whole by now."""
+
     def gone(self, listed: Objects) -> Objects:
         """Which of these are known to have been removed. Names are never used again, so they may be removed again."""
 

@@ -104,6 +104,10 @@ class SqlCatalog:
         with self._database.read() as db:
             return upkeep.lost(db)
 
+    def forget_lost(self, digests: Sequence[bytes]) -> None:
+        with self._database.write() as db:
+            upkeep.forget_lost(db, digests)
+
     def gone(self, listed: Objects) -> Objects:
         with self._database.read() as db:
             return upkeep.gone(db, listed)

@@ -45,6 +45,12 @@ def lost(db: Connection) -> dict[bytes, list[str]]:
     return dict(found)
 
 
+def forget_lost(db: Connection, digests: Sequence[bytes]) -> None:
+    """Whoever lost them."""
+    for some in batched(digests):
+        db.execute(delete(lost_chunks).where(lost_chunks.c.digest.in_(some)))
+
+
 def gone(db: Connection, listed: Objects) -> Objects:
     """Which of these were removed already."""
     documents = _among(db, gone_documents.c.document, listed.documents)

@@ -24,6 +24,16 @@ def document_digests(written: Document, digest_size: int) -> set[bytes]:
     return manifest_digests(written.manifest, digest_size).union(split_digests(written.bases, digest_size))
 
 
+def missing_digests(written: Document, places: Places, digest_size: int) -> set[bytes]:
+    """Those chunks of a document's state that cannot be decoded from what lies at these places.
+
+    What chunks rested on that are whole somewhere by now is not missed.
+    """
+    digests = document_digests(written, digest_size)
+    held = places.closure(digests, within=digests)
+    return manifest_digests(written.manifest, digest_size) - held.keys()
+
+
 def commit_digests(chunks: ChunkStore, commit: str) -> set[bytes]:
     """The digests of every chunk that a commit id needs. Raises StepNotFound when it was purged."""
     data, record = chunks.catalog.manifest(commit), chunks.catalog.by_id(commit)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 
 from ckptstore.catalog.base import ChunkLocation, Objects
+from ckptstore.catalog.places import Places
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, GcRefused, ObjectNotFound
 from ckptstore.format.document import Document, is_document_key
 from ckptstore.operations.footers import pack_name, read_any_pack
-from ckptstore.operations.manifests import document_digests
+from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.storage.base import ObjectInfo, Storage
 
 _SETTLED_SECONDS = 24 * 3600.0
@@ -69,11 +71,17 @@ def _commits(
         return
     live = {pack.name for pack in chunks.catalog.packs() if pack.state == "live"}
     others = [info for name, info in packs.items() if name not in live]
-    held = {chunk.digest for info in others for chunk in _chunks_of(chunks.storage, info)}
+    places, known = Places(), set[bytes]()
+    for chunk in chain.from_iterable(_chunks_of(chunks.storage, info) for info in others):
+        places.add(0, chunk)
     for key in documents:
         written = _readable(chunks, key)
         if written is not None:
-            yield key, _is_whole(chunks, written, held)
+            digests = document_digests(written, chunks.digest.size)
+            for copy in chunks.catalog.copies(sorted(digests - known)):
+                places.add(0, copy)
+            known |= digests
+            yield key, not missing_digests(written, places, chunks.digest.size)
 
 
 def _older(chunks: ChunkStore, key: str) -> GcRefused:
@@ -101,8 +109,3 @@ def _readable(chunks: ChunkStore, key: str) -> Document | None:
     except (CorruptData, ObjectNotFound):
         return None
     return written if written.store == chunks.config.id else None
-
-
-def _is_whole(chunks: ChunkStore, written: Document, held: set[bytes]) -> bool:
-    missing = document_digests(written, chunks.digest.size) - held
-    return missing <= chunks.catalog.locate(list(missing)).keys()

@@ -24,7 +24,7 @@ from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent, logical_bytes
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_any_pack
-from ckptstore.operations.manifests import document_digests, manifest_digests
+from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.twins import damaged_copies, twins, without_damaged
 from ckptstore.storage.base import Storage
@@ -155,9 +155,7 @@ def _check(chunks: ChunkStore, key: str, places: Places) -> _Candidate:
     _check_address(written, key)
     if written.store != chunks.config.id or key != document.document_key(written.run, written.step, written.id):
         raise CorruptData(f"{key} is of another store or commit than its name says")
-    digests = document_digests(written, chunks.digest.size)
-    held = places.closure(digests, within=digests)  # without what chunks rested on that are whole somewhere by now
-    missing = manifest_digests(written.manifest, chunks.digest.size) - held.keys()
+    missing = missing_digests(written, places, chunks.digest.size)
     if missing:
         address = f"{written.run}@{written.step}"
         raise MissingData(f"{address}: {len(missing)} of its chunks are in no pack, {min(missing).hex()} among them")

@@ -87,8 +87,7 @@ class RepairPlan:
         saved += _heal(chunks, self.source)
         if sizes:
             advance(sum(sizes.values()))
-        lost = (*_unreadable(chunks), *_leaves(chunks, set(chunks.catalog.lost())))
-        return RepairReport(len(self.packs), saved, documents, lost)
+        return RepairReport(len(self.packs), saved, documents, _still_lost(chunks))
 
 
 def plan_repair(
@@ -114,7 +113,10 @@ def plan_repair(
         packs=packs,
         saved=len(saved),
         documents=tuple(sorted(address for address, can in mended.items() if can)),
-        lost=(*sorted(address for address, can in mended.items() if not can), *_leaves(chunks, wanted - saved, saved)),
+        lost=(
+            *sorted(address for address, can in mended.items() if not can),
+            *_leaves(users_of(chunks, wanted - saved, saved)),
+        ),
     )
 
 
@@ -243,8 +245,18 @@ def _store(chunks: ChunkStore, session: str, found: Iterator[tuple[bytes, memory
         return writer.finish()[0]
 
 
-def _leaves(chunks: ChunkStore, digests: set[bytes], whole: Collection[bytes] = ()) -> tuple[str, ...]:
-    return tuple(sorted({leaf for leaves in users_of(chunks, digests, whole).values() for leaf in leaves}))
+def _still_lost(chunks: ChunkStore) -> tuple[str, ...]:
+    """Commits and leaves. Nothing is lost any more that only those chunks rested on which are whole by now."""
+    lost, unreadable = set(chunks.catalog.lost()), _unreadable(chunks)
+    users = users_of(chunks, lost)
+    needless = lost - users.keys()
+    if needless and not unreadable:  # nobody knows what these need
+        chunks.catalog.forget_lost(sorted(needless))
+    return (*unreadable, *_leaves(users))
+
+
+def _leaves(users: Mapping[bytes, Collection[str]]) -> tuple[str, ...]:
+    return tuple(sorted({leaf for leaves in users.values() for leaf in leaves}))
 
 
 # manifest documents

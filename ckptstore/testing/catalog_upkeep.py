@@ -170,6 +170,17 @@ class CatalogUpkeepConformance:
         assert catalog.lost() == {}
         assert states(catalog) == {}
 
+    def test_what_nobody_needs_any_more_is_forgotten(self, catalog: Catalog) -> None:
+        bad, good = new_pack("a", "b"), new_pack("a")
+        commit = make(catalog, new_commit(0, [bad]))
+        self._lose_b(catalog, commit, bad, good)
+        catalog.forget_lost([digest("a")])
+        assert catalog.lost() == {digest("b"): [commit.id]}
+        assert collect(catalog) == ([], [])
+        catalog.forget_lost([digest("b"), digest("c")])
+        assert catalog.lost() == {}
+        assert collect(catalog) == ([], [bad.name])
+
     def test_another_user_of_a_damaged_pack_must_be_told_about(self, catalog: Catalog) -> None:
         bad, good = new_pack("a", "b"), new_pack("a")
         commit = make(catalog, new_commit(0, [bad]))

@@ -14,7 +14,7 @@ import torch
 
 import ckptstore
 from ckptstore.catalog.catalog import open_catalog
-from ckptstore.errors import BudgetTooSmall, CorruptData, InvalidArgument, MissingData, StoreTooNew
+from ckptstore.errors import BudgetTooSmall, CorruptData, GcRefused, InvalidArgument, MissingData, StoreTooNew
 from ckptstore.format import version
 from ckptstore.format.packs import pack_key
 from ckptstore.store import Store
@@ -69,6 +69,11 @@ def rewritten(store):
 def resting(place):
     """The packs of chunks that rest on others, from the oldest on."""
     return list(dict.fromkeys(frame.pack for frame in frames(place) if frame.base))
+
+
+def resting_on(place):
+    """The digest of a chunk that others rest on."""
+    return next(frame.base for frame in frames(place) if frame.base)
 
 
 def path_of(place, pack):
@@ -507,6 +512,26 @@ def test_the_next_commit_of_what_rests_heals_its_own(place):
         assert store.verify().ok
 
 
+def test_what_healed_chunks_rested_on_is_not_lost_any_more(place):
+    with opened(place) as store:
+        store.delete(0)
+        store.gc(grace=0)
+        base_pack(place).unlink()
+        assert set(store.repair().lost) == leaves(1, 2, 3)
+        for step in (1, 2):
+            store.commit(state(step), step=10 + step)
+        store.repair()
+        assert site_of(place).parts().catalog.lost()
+        store.commit(state(3), step=13)
+        assert store.repair().lost == ()
+        store.delete(*store.steps()[3:])
+        store.gc(grace=0)
+        parts = site_of(place).parts()
+        assert parts.catalog.lost() == {}
+        assert {pack.state for pack in parts.catalog.packs()} == {"live"}
+    assert_steps(place, states(1, 2, 3))
+
+
 def test_what_was_lost_is_stored_whole(place):
     """Though it could rest on what is there, since commits that lost it need not have that."""
     path_of(place, resting(place)[1]).unlink()
@@ -591,6 +616,39 @@ def test_the_catalog_is_rebuilt_without_a_pack(place):
     bad.unlink()
     (place / "catalog.sqlite").unlink()
     assert ckptstore.rebuild_catalog(place).commits == 1
+
+
+def test_an_older_catalog_collects_nothing_of_a_commit_that_became_whole(tmp_path):
+    """Its document tells of what its chunks rested on, which is gone; and it needs what that catalog would free."""
+    place = tmp_path / "store"
+    with opened(place, chunk_bytes=CHUNK_BYTES) as store:
+        store.commit({"extra": noise(5005)}, step=9)
+    shutil.copy(place / "catalog.sqlite", tmp_path / "older.sqlite")
+    with opened(place) as store:
+        store.commit(state(0), step=0, run="base")
+        store.commit(state(4, 5), step=10, parent="base@0")
+        store.delete("base@0")
+        store.gc(grace=0)
+    path_of(place, next(frame.pack for frame in frames(place) if frame.digest == resting_on(place))).unlink()
+    with opened(place) as store:
+        assert store.repair().lost
+        store.commit(state(4, 5), step=10)
+        assert_same(store.checkout(10), state(4, 5))
+    for path in place.glob("catalog.sqlite*"):
+        path.unlink()
+    shutil.copy(tmp_path / "older.sqlite", place / "catalog.sqlite")
+    before = files(place)
+    with opened(place) as store:
+        store.delete(9)
+        for sweep in (False, True):
+            with pytest.raises(GcRefused, match=r"000000000010.* is a whole commit that the catalog"):
+                store.gc(grace=0, sweep=sweep)
+    assert files(place) == before
+    (place / "catalog.sqlite").unlink()
+    assert ckptstore.rebuild_catalog(place).commits == 2
+    with opened(place) as store:
+        assert_same(store.checkout(10), state(4, 5))
+        assert store.verify().ok
 
 
 # places
