@@ -56,7 +56,8 @@ class RepairPlan:
         saved: chunks that can be saved: they are whole in a damaged pack, or lie elsewhere, or rest on what is damaged
             and can be read all the same.
         documents: steps whose manifest document would be mended, as "run@step".
-        lost: leaves that would stay damaged, as "run@step path", or "run@step" for a whole commit.
+        lost: leaves that would stay damaged, as "run@step path", or "run@step" for a whole commit; fewer where a chunk
+            that comes back is what others in damaged packs rest on.
     """
 
     chunks: ChunkStore = field(repr=False)
@@ -228,14 +229,19 @@ def _saved(
 
 
 def _heal(chunks: ChunkStore, source: ChunkStore | None) -> int:
-    """Bring back what was lost earlier and can be found now; the catalog gives it to the commits that need it."""
-    lost = set(chunks.catalog.lost())
-    if not lost:
-        return 0
-    with writing_session(chunks.catalog) as session:
-        own = _store(chunks, session, _rescued(chunks, [], source, lost))
-        chunks.catalog.rewrite(session, Rewrite(own, [], {}))
-    return sum(len(new.chunks) for new in own)
+    """Bring back what was lost earlier and can be found now; the catalog gives it to the commits that need it.
+
+    What rests on that may be found then, and so on.
+    """
+    healed = 0
+    while lost := set(chunks.catalog.lost()):
+        with writing_session(chunks.catalog) as session:
+            own = _store(chunks, session, _rescued(chunks, [], source, lost))
+            chunks.catalog.rewrite(session, Rewrite(own, [], {}))
+        if not own:
+            break
+        healed += sum(len(new.chunks) for new in own)
+    return healed
 
 
 def _store(chunks: ChunkStore, session: str, found: Iterator[tuple[bytes, memoryview]]) -> list[NewPack]:

@@ -119,6 +119,18 @@ def test_repair_takes_nothing_wherever_a_byte_is_flipped(template, tmp_path, bit
         assert_held(place)
 
 
+def test_one_repair_follows_a_chain_upwards_from_what_came_back(place, template):
+    with reopened(template) as store:
+        expected, moment = readable(store), store.read(1, "o/state/0/exp_avg")
+    with reopened(place) as store:
+        flip(place, chunk_of(store, 1, "o/state/0/exp_avg"), 255)
+        assert "main@2 m/weight" in store.repair().lost
+        store.commit({"moment": moment}, step=0, run="back")
+        assert store.repair().lost == ()
+        assert_same(readable(store), expected)
+        assert store.verify().ok
+
+
 def test_what_became_whole_outlives_what_it_rested_on(damaged):
     with reopened(damaged) as store:
         expected = store.read(1, "m/weight")
