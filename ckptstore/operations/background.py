@@ -210,6 +210,9 @@ class Background:
                 return self._commit_together(wish, group, advance)
             staged.just_in_time.prepare()
             return commit(self._chunks, staged.flat, wish.draft(), advance)
+        except BaseException as error:
+            error.add_note(f"this is of the commit in the background of step {wish.step} of run {wish.run!r}")
+            raise
         finally:
             staged.just_in_time.close()
             staged.settle()  # for whoever waits for that, since nothing is kept of the state

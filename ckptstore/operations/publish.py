@@ -93,11 +93,14 @@ def publish(chunks: ChunkStore, session: str, new: NewCommit) -> CommitRecord:
 
     Raises SessionFenced, StepExists, StorageError, CatalogError.
     """
+    there = commit_at(chunks.catalog, new.run, new.step)
+    if there is not None and there.content != new.content:
+        raise holds_another(new.run, new.step)  # whose document would be the newer one to who has no catalog
     chunks.catalog.reserve(session, (), document=new.document)
     try:
         chunks.storage.put(new.document, [new.manifest])
         made = _make_exist(chunks.catalog, session, new)
-    except SessionFenced:  # gc has been here already, and would not come again for what was stored after that
+    except (SessionFenced, StepExists):  # gc may have been here already, and would not come again for it
         discard(chunks.storage, [new.document])
         raise
     if made.id != new.id:

@@ -83,13 +83,17 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     superseded: list[LeftOut] = []
     candidates = _newest(_read_documents(chunks, places, left_out), superseded)
     _forget(chunks.catalog, [left.object for left in superseded])
-    live = {pack.name for pack in chunks.catalog.packs()}
+    live, gone = {pack.name for pack in chunks.catalog.packs()}, list[LeftOut]()
     for batch in _batched(_parents_first(candidates)):
-        for candidate, data in zip(batch, _each(batch, lambda one: chunks.storage.get(one.key)), strict=True):
+        read = _each(batch, lambda one: _or_reason(lambda: chunks.storage.get(one.key)))
+        for candidate, data in zip(batch, read, strict=True):
+            if isinstance(data, str):  # a gc that does not know of this one has removed it since
+                gone.append(LeftOut(candidate.key, data))
+                continue
             if chunks.catalog.by_id(candidate.id) is None:
                 live |= _enter(chunks, candidate.key, data, held, places, live)
             advance(len(data))
-    return RebuildReport(len(candidates), len(live), (*left_out, *superseded))
+    return RebuildReport(len(candidates) - len(gone), len(live), (*left_out, *superseded, *gone))
 
 
 def _enter(

@@ -334,8 +334,9 @@ def test_an_error_that_nobody_saw_surfaces(failing, how):
     store, gate = failing
     store.commit_async(weights(), step=0)
     act = store.close if how == "close" else lambda: getattr(store, how)(weights(1), step=1)
-    with pytest.raises(StorageFull, match="no space"):
+    with pytest.raises(StorageFull, match="no space") as raised:
         act()
+    assert raised.value.__notes__ == ["this is of the commit in the background of step 0 of run 'main'"]
     if how != "close":
         assert store.steps() == []
         gate.error = None

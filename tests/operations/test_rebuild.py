@@ -7,6 +7,8 @@ import os
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -21,6 +23,8 @@ from ckptstore.errors import (
     CatalogError,
     InvalidArgument,
     NotAStore,
+    ObjectNotFound,
+    StepExists,
     StorageError,
     StorageReadOnly,
     StorageUnavailable,
@@ -29,9 +33,11 @@ from ckptstore.errors import (
 from ckptstore.format import document
 from ckptstore.format.packs import pack_key
 from ckptstore.storage.local import LocalStorage
-from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, state_of
+from ckptstore.store import Store
+from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, site_of, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
 from ckptstore.testing.equality import assert_same
+from ckptstore.testing.faults import Meanwhile
 
 
 @pytest.fixture
@@ -153,6 +159,53 @@ def test_a_step_made_anew_is_the_newer_one(place):
     with ckptstore.open(place) as store:
         assert store.steps() == [1, 2, 3, 4]  # 3 was deleted, and could still be restored
         assert store.checkout(4)["step"] == 40
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_commit_that_was_refused_is_none(place, at_once):
+    """Of plain values alone, so that nothing but its document could be stored."""
+    if at_once:
+        parts = site_of(place).parts()
+        first = partial(commit_step_5, place, "first")
+        with Store(replace(parts, storage=Meanwhile(parts.storage, "put", first)), "main") as store:
+            with pytest.raises(StepExists):
+                store.commit({"x": "second"}, step=5)
+    else:
+        commit_step_5(place, "first")
+        with pytest.raises(StepExists):
+            commit_step_5(place, "second")
+    assert len(list(place.glob("manifests/main/000000000005.*"))) == 1
+    with ckptstore.open(place) as store:
+        assert store.read(5, "x") == "first"
+    lose(place)
+    assert ckptstore.rebuild_catalog(place).left_out == ()
+    with ckptstore.open(place) as store:
+        assert store.read(5, "x") == "first"
+
+
+def commit_step_5(place, told):
+    with ckptstore.open(place) as store:
+        store.commit({"x": told}, step=5)
+
+
+def test_a_document_that_is_removed_meanwhile_is_left_out(place, monkeypatch):
+    """By a gc that goes on while somebody opens the store without its catalog."""
+    seen = set()
+    get = LocalStorage.get
+
+    def read(self, key):
+        if "000000000002" in key and key in seen:
+            raise ObjectNotFound(f"no object at {key}")
+        seen.add(key)
+        return get(self, key)
+
+    monkeypatch.setattr(LocalStorage, "get", read)
+    lose(place)
+    with pytest.warns(UserWarning, match=r"000000000002.* is left out: no object"):
+        store = ckptstore.open(place, read_only=True)
+    with store:
+        assert store.steps() == [1, 3, 4]
+        assert_exact(store, "main", 3)
 
 
 def test_an_interrupted_one_is_done_again(place, monkeypatch):
