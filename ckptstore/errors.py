@@ -40,6 +40,7 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
     │   └── StorageUnavailable           it did not answer; it may later
     └── CatalogError                     the database did not obey
         ├── CatalogBusy
+        ├── CatalogNotFound              none was made yet, or it was lost
         ├── CatalogLocation              SQLite on a network file system
         └── CatalogUnavailable           it did not answer; it may later
             └── TooManyConnections       the server gives no more of them
@@ -228,6 +229,10 @@ class CatalogError(CkptStoreError):
 
 class CatalogBusy(CatalogError):
     """The database's lock was not to be had in time."""
+
+
+class CatalogNotFound(CatalogError):
+    """There is no catalog at its address: none was made yet, or it was lost."""
 
 
 class CatalogLocation(CatalogError):

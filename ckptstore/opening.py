@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any, cast, get_args
 
 from ckptstore.catalog.base import Catalog
@@ -76,7 +77,7 @@ def open_parts(
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
     _check_not_lost(address, storage)
-    found = open_catalog(address, create=create, refusal=refusal)
+    found = open_catalog(address, create=create, refusal=refusal, before_making=partial(_check_nothing_lost, storage))
     with ExitStack() as on_error:
         on_error.callback(found.close)
         _check_owner(storage, found, config, read_only=read_only)
@@ -123,10 +124,16 @@ def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, rea
         catalog.bind(config.id)
     owner = catalog.owner()
     if owner is None:
-        raise CatalogError(f"the catalog {catalog.url} is empty, but {storage.url} holds commits: {_BRING_BACK}")
+        _check_nothing_lost(storage, catalog.url)
     if owner != config.id:
         advice = "give each store a catalog of its own"
         raise CatalogError(f"the catalog {catalog.url} is of another store than {storage.url}: {advice}")
+
+
+def _check_nothing_lost(storage: Storage, catalog: str) -> None:
+    """Raises CatalogError for commits beside a catalog that knows of nothing."""
+    if _has_commits(storage):
+        raise CatalogError(f"the catalog {catalog} is empty, but {storage.url} holds commits: {_BRING_BACK}")
 
 
 def _check_not_lost(address: str, storage: Storage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from sqlalchemy import URL
@@ -20,7 +20,8 @@ from ckptstore.catalog.base import (
     RunRecord,
 )
 from ckptstore.catalog.engine import Database
-from ckptstore.catalog.versions import check_version, create_tables, stored_version
+from ckptstore.catalog.versions import check_version, create_tables, missing, stored_version
+from ckptstore.errors import CatalogError
 
 
 class SqlCatalog:
@@ -193,17 +194,22 @@ class SqlCatalog:
             collection.settle(db, done)
 
 
-def open_catalog(url: str, *, create: bool, refusal: str = "") -> SqlCatalog:
+def open_catalog(
+    url: str, *, create: bool, refusal: str = "", before_making: Callable[[str], None] = lambda url: None
+) -> SqlCatalog:
     """The catalog at a SQLAlchemy URL, `sqlite:///path/to/catalog.sqlite` or `postgresql://user@host/database`.
 
-    With `create`, an empty place gets the schema; two processes may do so at once. With a `refusal`, every method that
-    writes raises StorageReadOnly telling it.
+    With `create`, an empty place gets the schema, unless `before_making` raises CatalogError when it is told the URL;
+    two processes may do so at once. With a `refusal`, every method that writes raises StorageReadOnly telling it.
 
     Raises:
         InvalidArgument: not such a URL.
         SchemaTooOld, SchemaTooNew: the schema is not this version's.
-        CatalogError: the database can not be read, or holds no catalog.
+        CatalogNotFound: there is none.
+        CatalogError: the database can not be read.
     """
+    if not create and is_missing(url):
+        raise missing(f"the catalog {url} is not there")
     database = Database(url, refusal=refusal)
     with ExitStack() as on_error:
         on_error.callback(database.close)
@@ -211,10 +217,20 @@ def open_catalog(url: str, *, create: bool, refusal: str = "") -> SqlCatalog:
             database.prepare()
         version = stored_version(database)
         if version is None and create:
-            version = create_tables(database)
+            version = _make(database, before_making)
         check_version(version, database.url)
         on_error.pop_all()
     return SqlCatalog(database)
+
+
+def _make(database: Database, before: Callable[[str], None]) -> str:
+    """An empty database's catalog; its revision."""
+    try:
+        before(database.url)
+    except CatalogError:
+        if stored_version(database) is None:  # no other process was faster
+            raise
+    return create_tables(database)
 
 
 def check_address(url: str) -> None:

@@ -97,7 +97,7 @@ def make_engine(url: URL, *, only_read: bool) -> Engine:
                 url, connect_args=connect, pool_pre_ping=True, max_overflow=-1, execution_options=_SHARING
             )
         except ModuleNotFoundError as error:
-            advice = 'pip install "ckptstore[postgres]"'
+            advice = 'pip install "ckptstore[postgres]", and write postgresql://'
             raise InvalidArgument(f"a catalog on Postgres needs the package {error.name}: {advice}") from None
         give_back_idle(engine)
         return engine

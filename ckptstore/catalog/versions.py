@@ -11,7 +11,7 @@ from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, Strin
 
 from ckptstore.catalog.engine import Database
 from ckptstore.catalog.schema import HEAD, metadata
-from ckptstore.errors import CatalogError, SchemaTooNew, SchemaTooOld
+from ckptstore.errors import CatalogError, CatalogNotFound, SchemaTooNew, SchemaTooOld
 
 # As Alembic makes it.
 _stamp = Table(
@@ -50,10 +50,15 @@ def create_tables(database: Database) -> str:
         return HEAD
 
 
+def missing(told: str) -> CatalogNotFound:
+    """The error for a catalog that is not there."""
+    return CatalogNotFound(f"{told}: ckptstore init makes one, ckptstore rebuild where the store holds commits")
+
+
 def check_version(version: str | None, url: str) -> None:
     """Raise unless this version of ckptstore reads and writes that revision."""
     if version is None:
-        raise CatalogError(f"{url} holds no catalog: the database is empty")
+        raise missing(f"{url} holds no catalog: the database is empty")
     if version < HEAD:
         raise SchemaTooOld(
             f"the catalog {url} has schema {version}, this ckptstore needs {HEAD}: run `ckptstore migrate <store>`"

@@ -40,14 +40,14 @@ def init(place: Place, *, digest: str | None, chunk_bytes: int | None, encrypt: 
 
     Choose sha256 or blake3 for a store that is shared with people you do not trust.
     """
-    from ckptstore.errors import NotAStore, StoreExists
+    from ckptstore.errors import CatalogNotFound, NotAStore, StoreExists
     from ckptstore.store import open_store
 
     settings: dict[str, Any] = {"digest": digest, "chunk_bytes": chunk_bytes, "encrypt": encrypt}
     given = {name: value for name, value in settings.items() if value is not None}
     try:
         place.open(any_run=True).close()
-    except NotAStore:
+    except (NotAStore, CatalogNotFound):  # an earlier one may have failed at the catalog
         with open_store(place.url, **place.reached_by, **given) as store:
             url = store.url
     else:

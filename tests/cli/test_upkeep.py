@@ -25,6 +25,22 @@ def test_init_refuses_what_cannot_be(tmp_path, run):
     assert not (tmp_path / "new").exists()
 
 
+def test_init_goes_on_where_it_failed_at_the_catalog(tmp_path, run, asked):
+    place, catalog = tmp_path / "new", f"sqlite:///{tmp_path}/folder/catalog.sqlite"
+    (tmp_path / "folder").touch()
+    assert "folder" in run("init", place, "--catalog", catalog, code=1).stderr
+    (tmp_path / "folder").unlink()
+    assert "ckptstore init makes one" in run("log", place, "--catalog", catalog, code=1).stderr
+    assert asked("init", place, "--catalog", catalog) == {"url": str(place)}
+    assert "already" in run("init", place, "--catalog", catalog, code=1).stderr
+
+
+def test_init_makes_no_catalog_beside_commits(tmp_path, url, run):
+    (tmp_path / "empty.sqlite").touch()
+    told = run("init", url, "--catalog", f"sqlite:///{tmp_path}/empty.sqlite", code=1).stderr
+    assert "holds commits: " in told and "ckptstore rebuild" in told
+
+
 def test_stats(url, told, asked):
     assert "main" in told("stats", url) and "stored" in told("stats", url)
     document = asked("stats", url)

@@ -21,6 +21,7 @@ NAMES = [
     "CatalogBusy",
     "CatalogError",
     "CatalogLocation",
+    "CatalogNotFound",
     "CatalogUnavailable",
     "Change",
     "CheckpointManager",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from ckptstore import opening
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.errors import (
     CatalogError,
+    CatalogNotFound,
     InvalidArgument,
     NotAStore,
     ObjectNotFound,
@@ -32,6 +34,7 @@ from ckptstore.errors import (
 )
 from ckptstore.format import document
 from ckptstore.format.packs import pack_key
+from ckptstore.storage import open_storage
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, site_of, state_of
@@ -167,9 +170,9 @@ def test_a_commit_that_was_refused_is_none(place, at_once):
     if at_once:
         parts = site_of(place).parts()
         first = partial(commit_step_5, place, "first")
-        with Store(replace(parts, storage=Meanwhile(parts.storage, "put", first)), "main") as store:
-            with pytest.raises(StepExists):
-                store.commit({"x": "second"}, step=5)
+        disturbed = replace(parts, storage=Meanwhile(parts.storage, "put", first))
+        with Store(disturbed, "main") as store, pytest.raises(StepExists):
+            store.commit({"x": "second"}, step=5)
     else:
         commit_step_5(place, "first")
         with pytest.raises(StepExists):
@@ -384,6 +387,31 @@ def test_an_opening_without_catalog_that_fails_leaves_no_folder(place, tmp_path,
     assert list((tmp_path / "temporary").iterdir()) == []
     with ckptstore.open(url) as store:
         assert store.steps() == [1, 2, 3, 4]
+
+
+def test_another_empty_database_is_left_empty(place, tmp_path):
+    (tmp_path / "empty.sqlite").touch()
+    with pytest.raises(CatalogError, match=r"is empty, but .* holds commits: .*rebuild"):
+        ckptstore.open(place, catalog=f"sqlite:///{tmp_path}/empty.sqlite")
+    with closing(sqlite3.connect(tmp_path / "empty.sqlite")) as database:
+        assert database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    with pytest.raises(CatalogNotFound, match="the database is empty: ckptstore init makes one, ckptstore rebuild"):
+        ckptstore.open(place, catalog=f"sqlite:///{tmp_path}/empty.sqlite", create=False)
+
+
+def test_a_catalog_that_another_process_made_meanwhile_is_taken(place, tmp_path):
+    """With a commit already: both found the database empty."""
+    storage = open_storage(tmp_path / "other")
+    other = f"sqlite:///{tmp_path}/other.sqlite"
+    (tmp_path / "other.sqlite").touch()
+
+    def make(told):
+        with ckptstore.open(tmp_path / "other", catalog=other) as store:
+            store.commit({"x": 1}, step=1)
+        opening._check_nothing_lost(storage, told)
+
+    with closing(open_catalog(other, create=True, before_making=make)) as catalog:
+        assert catalog.steps("main") == [1]
 
 
 def test_no_store(tmp_path):
