@@ -56,8 +56,8 @@ class RepairPlan:
         saved: chunks that can be saved: they are whole in a damaged pack, or lie elsewhere, or rest on what is damaged
             and can be read all the same.
         documents: steps whose manifest document would be mended, as "run@step".
-        lost: leaves that would stay damaged, as "run@step path", or "run@step" for a whole commit; fewer where a chunk
-            that comes back is what others in damaged packs rest on.
+        lost: leaves that would stay damaged, as "run@step path", or "run@step" for a whole commit. At most these: what
+            can be read only once bad copies are gone, or others have come back, is not tried before.
     """
 
     chunks: ChunkStore = field(repr=False)

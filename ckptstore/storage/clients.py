@@ -28,6 +28,8 @@ _EXTRAS = {
 _S3 = ("s3://", "s3a://")
 _GCS = ("gs://", "gcs://")
 _PART = 16 << 20
+_LONGEST_ANSWER, _SLOWEST = 60.0, 128 << 10
+"""Seconds, and bytes a second, that storing an object may take."""
 _BOTO = {
     # Some servers send the whole object's checksum with a range of it, and boto would refuse that range.
     "response_checksum_validation": "when_required",
@@ -95,6 +97,15 @@ def how_to_put(fs: Any) -> dict[str, Any]:
     known = inspect.signature(fs.pipe_file).parameters
     create = {"mode": "create"} if "mode" in known else {}
     return {**create, "chunksize": _PART} if "max_concurrency" in known else create
+
+
+def deadline(fs: Any, size: int) -> dict[str, float]:
+    """The argument with which fsspec gives `pipe_file` up when so many bytes are not stored in time.
+
+    Clients' own timeouts begin once all was sent: a server that takes nothing would be waited for without end.
+    """
+    given_up = inspect.iscoroutinefunction(inspect.unwrap(fs.pipe_file))
+    return {"timeout": _LONGEST_ANSWER + size / _SLOWEST} if given_up else {}
 
 
 def is_taken(fs: Any, path: str) -> bool:

@@ -39,6 +39,7 @@ _LOST = {
 }
 _GONE_UPLOAD = "NoSuchUpload"
 """One in parts that had ended when it was ended again, since the first reply was lost; or that an error ended."""
+_NO_BUCKET = "NoSuchBucket"
 _REFUSED = {"CertificateError", "ClientSSLError", "SSLError"}
 _SECRETS = (
     *("secret", "password", "passphrase", "token", "credential", "authorization"),
@@ -50,7 +51,8 @@ def read_error(error: Exception) -> type[StorageError]:
     """The kind of error that a failed read is."""
     if transient(error):
         return StorageUnavailable
-    return ObjectNotFound if isinstance(error, FileNotFoundError) else StorageError
+    missing = isinstance(error, FileNotFoundError) and not any(_code(cause) == _NO_BUCKET for cause in _causes(error))
+    return ObjectNotFound if missing else StorageError
 
 
 def write_error(error: Exception) -> type[StorageError]:

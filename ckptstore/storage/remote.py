@@ -20,6 +20,7 @@ from ckptstore.storage.base import GAP, Buffer, ObjectInfo, RangeRead
 from ckptstore.storage.clients import (
     abort_uploads,
     connect,
+    deadline,
     every_file,
     how_to_put,
     is_taken,
@@ -88,7 +89,8 @@ class FsspecStorage:
         with self._writing(key):
             if is_taken(self._fs, path):  # some servers do not look at the condition of `create`
                 raise FileExistsError(path)
-            self._fs.pipe_file(path, b"".join(parts), **self._how)
+            data = b"".join(parts)
+            self._fs.pipe_file(path, data, **self._how, **deadline(self._fs, len(data)))
 
     def get(self, key: str) -> bytes:
         """See `Storage.get`."""

@@ -19,7 +19,7 @@ from ckptstore.errors import (
     StorageReadOnly,
     StorageUnavailable,
 )
-from ckptstore.storage import RangeRead, open_storage
+from ckptstore.storage import RangeRead, clients, open_storage
 from ckptstore.storage.clients import connect
 from ckptstore.storage.remote import FsspecStorage
 from ckptstore.storage.wrappers import Retrying
@@ -236,6 +236,24 @@ def test_a_server_that_says_nothing(far_s3):
         storage.get("key")
     proxy.held = False
     assert storage.get("key") == b"x"
+
+
+@pytest.mark.parametrize("size", [1, 7 << 20])
+def test_a_server_that_takes_nothing(far_s3, monkeypatch, size):
+    monkeypatch.setattr(clients, "_LONGEST_ANSWER", 1.0)
+    monkeypatch.setattr(clients, "_SLOWEST", 7 << 20)
+    place, proxy = far_s3
+    storage = open_storage(place.url, storage_options=place.options)
+    storage.put("other", [b"x"])
+
+    def hold(message):
+        proxy.held = proxy.held or message.startswith(b"PUT ")
+
+    proxy.answer = hold
+    with pytest.raises(StorageUnavailable, match=r"key: .*Timeout.*try again"):
+        Retrying(FsspecStorage(place.url, place.options), patience=0).put("key", [b"y" * size])
+    proxy.answer, proxy.held = lambda _: None, False
+    assert storage.get("other") == b"x"
 
 
 def test_what_a_user_says_of_retries_is_left(far_s3):

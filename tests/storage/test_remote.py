@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from fsspec.implementations.memory import MemoryFileSystem
 from s3fs.errors import translate_boto_error
 
+import ckptstore
 from ckptstore.errors import (
     InvalidArgument,
     ObjectExists,
@@ -269,3 +270,14 @@ def test_a_server_that_has_seen_no_upload_yet_is_swept_of_none():
     with s3_server() as port:
         bucket = s3_bucket(port)
         assert FsspecStorage(bucket.below("store"), bucket.options).sweep_temporary("packs/", 0) == 0
+
+
+def test_a_missing_bucket_is_no_missing_object(s3):
+    url = f"s3://{uuid.uuid4().hex}/store"
+    storage = open_storage(url, storage_options=s3.options)
+    for act in (lambda: storage.get("key"), lambda: list(storage.list("packs/"))):
+        with pytest.raises(StorageError, match=f"cannot read {url}.*bucket does not exist") as raised:
+            act()
+        assert type(raised.value) is StorageError
+    with pytest.raises(StorageError, match="bucket does not exist"):
+        ckptstore.open(url, catalog="sqlite:///catalog.sqlite", storage_options=s3.options)
