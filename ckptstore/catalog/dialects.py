@@ -34,10 +34,12 @@ _COMING_SECONDS = 3.0
 
 _FEWER = "raise the server's max_connections, put a pooler before it, or let fewer processes open the store at once"
 _REBUILD = "bring a copy of it back, or move it away and make it anew with ckptstore rebuild"
+_DENIED = "42501"
 _ADVICE_BY_CODE = {
     sqlite3.SQLITE_CANTOPEN: "check that it is there and may be read, and that its disk has room for one more file",
     sqlite3.SQLITE_CORRUPT: _REBUILD,
     sqlite3.SQLITE_NOTADB: _REBUILD,
+    _DENIED: "grant this role SELECT on all tables to read, and INSERT, UPDATE and DELETE to write",
 }
 
 BUSY_SECONDS = 30.0
@@ -267,7 +269,7 @@ def _sqlite_kind(error: sqlite3.Error) -> type[CkptStoreError]:
     extended = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     if extended == sqlite3.SQLITE_IOERR_SHMSIZE:
         return StorageFull  # no room for the log's index
-    kinds: dict[int, type[CkptStoreError]] = {
+    kinds: dict[int | str, type[CkptStoreError]] = {
         sqlite3.SQLITE_BUSY: CatalogBusy,
         sqlite3.SQLITE_LOCKED: CatalogBusy,
         sqlite3.SQLITE_FULL: StorageFull,
@@ -276,9 +278,9 @@ def _sqlite_kind(error: sqlite3.Error) -> type[CkptStoreError]:
     return kinds.get(_code(error), CatalogError)
 
 
-def _code(error: BaseException | None) -> int:
-    """SQLite's, without what it adds to tell more."""
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+def _code(error: BaseException | None) -> int | str:
+    """Postgres' state, or SQLite's code without what it adds to tell more."""
+    return getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
 def _postgres_kind(error: Any) -> type[CkptStoreError]:
@@ -288,6 +290,7 @@ def _postgres_kind(error: Any) -> type[CkptStoreError]:
         "53300": TooManyConnections,
         "53100": StorageFull,
         "25006": StorageReadOnly,
+        _DENIED: StorageReadOnly,
     }
     state = getattr(error, "sqlstate", None)
     if state is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 
 import click
 
@@ -45,9 +46,15 @@ for _command in (
     cli.add_command(_command)
 
 
+def _warning(message: Warning | str, *_: object, **__: object) -> str:
+    """Without the place in the code, which says nothing to who typed a command."""
+    return f"warning: {message}\n"
+
+
 def main() -> None:
     """The entry point. What the output's encoding has no character for is escaped."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    warnings.formatwarning = _warning
     cli(prog_name=PROGRAM, color=False if os.environ.get("NO_COLOR") else None)

@@ -6,17 +6,20 @@ import hashlib
 import os
 import subprocess
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
+import torch
 from sqlalchemy import create_engine, event, text
 
+import ckptstore
 from ckptstore.catalog import dialects
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.catalog.engine import Database
-from ckptstore.errors import CatalogBusy, CatalogError, TooManyConnections
+from ckptstore.errors import CatalogBusy, CatalogError, StorageReadOnly, TooManyConnections
 from ckptstore.testing import servers
 from ckptstore.testing.catalog_making import LEASE, make, new_commit, new_pack
 
@@ -174,3 +177,24 @@ def test_a_subquery_is_not_answered_from_an_old_snapshot(postgres, monkeypatch, 
         condemn = text("UPDATE packs SET state = 'condemned' WHERE NOT EXISTS (SELECT 1 FROM pins WHERE pack = key)")
         behind_a_writer(postgres, pin, lambda connection: connection.execute(condemn))
         assert [pack.state for pack in catalog.packs()] == ["live" if locked else "condemned"]
+
+
+def test_a_role_that_may_only_read(postgres, tmp_path):
+    """It verifies too, though it cannot tell that it did."""
+    with ckptstore.open(tmp_path / "store", catalog=postgres) as store:
+        store.commit({"x": 1, "w": torch.arange(9000)}, step=1)
+    role = f"reader_{uuid.uuid4().hex}"
+    engine = create_engine(postgres)
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role} LOGIN"))
+        connection.execute(text(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}"))
+    reader = engine.url.set(username=role).render_as_string(hide_password=False)
+    with ckptstore.open(tmp_path / "store", catalog=reader) as store:
+        assert store.read(1, "x") == 1
+        assert store.verify().ok
+        with pytest.raises(StorageReadOnly, match=r"permission denied for .*: grant this role SELECT .* INSERT"):
+            store.commit({"x": 2}, step=2)
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP OWNED BY {role}"))
+        connection.execute(text(f"DROP ROLE {role}"))
+    engine.dispose()

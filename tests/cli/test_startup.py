@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 PRELUDE = """
 import sys
@@ -62,3 +63,13 @@ def test_help_and_completion_do_not_import_the_store():
     allowed = {"ckptstore", "ckptstore.errors"}
     ours = {name for name in loaded if name.startswith("ckptstore") and not name.startswith("ckptstore.cli")}
     assert ours == allowed and "sqlalchemy" not in loaded
+
+
+def test_a_warning_is_one_line(url):
+    next(Path(url).glob("manifests/main/000000000100.*")).write_bytes(b"damaged")
+    for path in Path(url).glob("catalog.sqlite*"):
+        path.unlink()
+    command = [sys.executable, "-m", "ckptstore", "steps", url, "--read-only"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "200"]
+    assert done.stderr.startswith("warning: manifests/main/000000000100.") and len(done.stderr.splitlines()) == 1
