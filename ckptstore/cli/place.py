@@ -107,13 +107,19 @@ _URL = click.argument("url", type=click.Path(file_okay=False))
 _RUN = click.option(
     "--run", metavar="NAME", help=f"The run that steps belong to.  [default: {DEFAULT_RUN}, or the only one]"
 )
-_CATALOG = click.option("--catalog", metavar="URL", help="Database URL, when the catalog is not in the store's folder.")
+_CATALOG = click.option(
+    "--catalog",
+    metavar="URL",
+    envvar="CKPTSTORE_CATALOG",
+    help="Database URL, when the catalog is not in the store's folder; by default CKPTSTORE_CATALOG.",
+)
 _KEY_FILE = click.option("--key-file", metavar="FILE", help="The passphrase of an encrypted store.")
 _STORAGE_OPTIONS = click.option(
     "--storage-options",
     metavar="JSON",
+    envvar="CKPTSTORE_STORAGE_OPTIONS",
     callback=json_object,
-    help="What fsspec needs to reach the URL, such as an endpoint.",
+    help="What fsspec needs to reach the URL, such as an endpoint; by default CKPTSTORE_STORAGE_OPTIONS.",
 )
 _READ_ONLY = click.option("--read-only", is_flag=True, help="Read a folder that lacks its catalog without one.")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")

@@ -32,6 +32,15 @@ def test_every_command_about_a_store_takes_them():
     assert taking == set(cli.commands) - {"completion"}
 
 
+def test_the_environment_tells_what_is_left_out(place, s3, run, asked, monkeypatch):
+    assert run("steps", s3.url, code=1).stdout == ""
+    monkeypatch.setenv("CKPTSTORE_STORAGE_OPTIONS", json.dumps(s3.options))
+    monkeypatch.setenv("CKPTSTORE_CATALOG", "sqlite:///catalog.sqlite")
+    run("tag", s3.url, "best", "1")
+    assert asked("tag", s3.url)["tags"] == {"best": 1}
+    assert "other.sqlite is not there" in run("tag", s3.url, "--catalog", "sqlite:///other.sqlite", code=1).stderr
+
+
 def test_a_store_on_a_server_is_used(place, s3, run, asked):
     assert asked("steps", *place) == [1, 2] and asked("verify", *place)["ok"]
     run("tag", *place, "best", "1")
@@ -69,7 +78,7 @@ def test_a_repair_has_options_for_each_of_both_stores(place, s3, asked, tmp_path
 
 def test_the_doctor_goes_where_they_lead(place, s3, run):
     nowhere = s3.url.replace("s3://bucket/", "s3://no-such-bucket/")
-    assert "no object at s3://no-such-bucket" in run("doctor", nowhere, *place[1:3], code=1).stderr
+    assert "bucket does not exist" in run("doctor", nowhere, *place[1:3], code=1).stderr
 
 
 @pytest.mark.parametrize(

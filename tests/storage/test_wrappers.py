@@ -93,6 +93,18 @@ def test_patience_ends(local):
     assert 3 <= failing.tries < 100
 
 
+def test_a_long_wait_is_told_once(local, monkeypatch, caplog):
+    with monkeypatch.context() as patched, pytest.raises(StorageUnavailable):
+        patched.setattr("ckptstore.patience._QUIET", 0)
+        Retrying(Failing(local, StorageUnavailable("busy"), 1000), patience=1).get("a")
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("ckptstore", "WARNING")
+    assert record.message == "trying again for 1 s more: busy"
+    caplog.clear()
+    assert Retrying(Failing(local, StorageUnavailable("busy"), 1)).get("a") == b"0123"
+    assert caplog.records == []
+
+
 def test_a_key_taken_by_other_bytes_is_taken(local):
     for taken in ("other", "xy0", "xyzz"):
         local.put(taken, [taken.encode()])
