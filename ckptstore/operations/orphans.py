@@ -8,7 +8,7 @@ commit can be read, nothing is an orphan.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 
@@ -21,6 +21,7 @@ from ckptstore.operations.footers import pack_name, read_any_pack
 from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.storage.base import ObjectInfo, Storage
 
+OLDER = "the catalog is older than the storage: rebuild it, or bring back a newer copy"
 _SETTLED_SECONDS = 24 * 3600.0
 """Somebody may still be writing to what the catalog never heard of, with another catalog."""
 
@@ -43,12 +44,15 @@ def check_not_older(chunks: ChunkStore) -> None:
 
     What the catalog takes for useless may be of such commits. Those of writers at work are known: they are reserved.
     """
-    documents = sorted(key for key, _ in _documents(chunks.storage))
-    unknown = chunks.catalog.unknown(Objects(documents)).documents
+    for key in unknown_commits(chunks, [key for key, _ in _documents(chunks.storage)]):
+        raise _older(chunks, key)
+
+
+def unknown_commits(chunks: ChunkStore, documents: Iterable[str]) -> Iterator[str]:
+    """Those of the documents that are of whole commits which the catalog does not know."""
+    unknown = chunks.catalog.unknown(Objects(sorted(documents))).documents
     packs = dict(_packs(chunks.storage)) if unknown else {}
-    for key, whole in _commits(chunks, unknown, packs):
-        if whole:
-            raise _older(chunks, key)
+    return (key for key, whole in _commits(chunks, unknown, packs) if whole)
 
 
 def _documents(storage: Storage) -> Iterator[tuple[str, ObjectInfo]]:
@@ -85,8 +89,7 @@ def _commits(
 
 
 def _older(chunks: ChunkStore, key: str) -> GcRefused:
-    told = f"{key} is a whole commit that the catalog {chunks.catalog.url} does not know"
-    return GcRefused(f"{told}: the catalog is older than the storage: rebuild it, or bring back a newer copy")
+    return GcRefused(f"{key} is a whole commit that the catalog {chunks.catalog.url} does not know: {OLDER}")
 
 
 def _damaged(chunks: ChunkStore, key: str) -> GcRefused:

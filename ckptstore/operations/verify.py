@@ -19,10 +19,12 @@ from ckptstore.catalog.base import CommitRecord, PackRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import CatalogBusy, InvalidArgument, StorageFull, StorageReadOnly
+from ckptstore.format.document import is_document_key
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.check_documents import check_length, check_record, check_stored
 from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
 from ckptstore.operations.manifests import users_of
+from ckptstore.operations.orphans import OLDER, unknown_commits
 from ckptstore.operations.problem import Problem
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage.base import ObjectInfo
@@ -133,6 +135,8 @@ def _check_commits(
             problems += check_length(chunks, commit, there.get(commit.document))
         if problems and chunks.catalog.by_id(commit.id) is not None:
             yield from problems
+    for key in unknown_commits(chunks, filter(is_document_key, there)):
+        yield Problem(key, f"a whole commit that the catalog does not know: {OLDER}")
 
 
 def _check_packs(chunks: ChunkStore, chosen: Sequence[PackRecord], scope: Scope, advance: Advance) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -217,6 +218,23 @@ def test_a_store_open_for_reading_is_verified(place):
     with ckptstore.open(place, read_only=True) as store:
         assert store.verify().ok
     assert set(packs(place).values()) == {None}
+
+
+def test_a_catalog_that_is_older_than_the_storage(place, tmp_path):
+    shutil.copy(place / "catalog.sqlite", tmp_path / "older.sqlite")
+    with ckptstore.open(place) as store:
+        store.commit({"x": 1}, step=STEPS)
+        document = store.find(STEPS).document
+        assert store.verify().ok
+    for path in place.glob("catalog.sqlite*"):
+        path.unlink()
+    shutil.copy(tmp_path / "older.sqlite", place / "catalog.sqlite")
+    with ckptstore.open(place) as store:
+        for level in ("sizes", "footers", "data"):
+            (problem,) = store.verify(level=level).problems
+            assert problem.object == document
+            assert "the catalog does not know: the catalog is older than the storage: rebuild it" in problem.detail
+        assert store.verify(level="catalog").ok
 
 
 def test_what_cannot_be(place):
