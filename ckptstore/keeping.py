@@ -108,7 +108,8 @@ class Keeping:
 
         Args:
             level: `catalog`: the database and its manifests; `sizes`: also that every object is there and as long as it
-                was; `footers`: also what objects say of themselves; `data`: also every byte.
+                was, and that the catalog knows every whole commit; `footers`: also what objects say of themselves;
+                `data`: also every byte.
             subset: (k, n), as (3, 20): only the k-th of n equal parts of the packs, always the same ones. Manifests are
                 checked all.
             older_than: only packs of which no byte was read by a verification for so many seconds; so an interrupted

@@ -40,7 +40,7 @@ from ckptstore.store import Store
 from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, site_of, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
 from ckptstore.testing.equality import assert_same
-from ckptstore.testing.faults import Meanwhile
+from ckptstore.testing.faults import Meanwhile, Recording
 
 
 @pytest.fixture
@@ -167,16 +167,13 @@ def test_a_step_made_anew_is_the_newer_one(place):
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_commit_that_was_refused_is_none(place, at_once):
     """Of plain values alone, so that nothing but its document could be stored."""
-    if at_once:
-        parts = site_of(place).parts()
-        first = partial(commit_step_5, place, "first")
-        disturbed = replace(parts, storage=Meanwhile(parts.storage, "put", first))
-        with Store(disturbed, "main") as store, pytest.raises(StepExists):
-            store.commit({"x": "second"}, step=5)
-    else:
-        commit_step_5(place, "first")
-        with pytest.raises(StepExists):
-            commit_step_5(place, "second")
+    parts, first = site_of(place).parts(), partial(commit_step_5, place, "first")
+    seen = Recording(Meanwhile(parts.storage, "put", first) if at_once else parts.storage)
+    if not at_once:
+        first()
+    with Store(replace(parts, storage=seen), "main") as store, pytest.raises(StepExists):
+        store.commit({"x": "second"}, step=5)
+    assert seen.operations["put"] == at_once  # who is killed behind that leaves it
     assert len(list(place.glob("manifests/main/000000000005.*"))) == 1
     with ckptstore.open(place) as store:
         assert store.read(5, "x") == "first"
