@@ -149,6 +149,11 @@ def test_a_commit_that_does_not_exist(store, ref, kind, told):
             ask(store, ref)
 
 
+@pytest.mark.parametrize("ref", [np.int64(100), np.array(100), torch.tensor(100)])
+def test_a_step_in_an_array_without_dims_is_one(store, ref):
+    assert store.find(ref) == store.find(100)
+
+
 def test_other_names_that_do_not_exist(store):
     with pytest.raises(TagNotFound, match="nearest: best"):
         store.untag("bets")
