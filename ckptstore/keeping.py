@@ -7,7 +7,7 @@ from typing import NoReturn
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument
-from ckptstore.operations import address, gc, push, repair, verify
+from ckptstore.operations import address, gc, push, repair, tags, verify
 from ckptstore.operations.address import Ref
 from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST, GcPlan, GcReport
 from ckptstore.operations.repair import RepairPlan, RepairReport
@@ -27,12 +27,15 @@ class Keeping:
         raise InvalidArgument(f"the open store {place} cannot be pickled or copied: open it where it is needed")
 
     def tag(self, name: str, step: Ref) -> None:
-        """Give a commit a name in its run, taking the name from another. Tagged commits are never collected."""
-        self._parts.catalog.tag(address.check_name("tag", name), self._find(step))
+        """Give a commit a name in its run, taking the name from another. Tagged commits are never collected.
+
+        It is in storage as well, for who reads without the catalog or makes it anew. Raises StepNotFound.
+        """
+        tags.tag(self._parts, address.check_name("tag", name), self._find(step))
 
     def untag(self, name: str) -> None:
         """Remove a tag of the run. Raises TagNotFound."""
-        self._parts.catalog.untag(self._run, name)
+        tags.untag(self._parts, self._run, name)
 
     def delete(self, step: Ref, *more: Ref) -> None:
         """Delete commits, all of them or none. `restore` takes each back until gc's grace is over.

@@ -174,7 +174,7 @@ def rebuild_catalog(
 ) -> RebuildReport:
     """Make the catalog of a store anew from its storage: for one that was lost, damaged, or restored too old.
 
-    Every commit whose document and chunks are all there is in it again, as it was made. Tags are not, and deletions
+    Every commit whose document and chunks are all there is in it again, as it was made, with its tags. Deletions
     that could still be restored are undone. Nobody may use the store meanwhile. When it was interrupted, do it again.
 
     Args:

@@ -349,7 +349,7 @@ class Store(Keeping):
 
     def tags(self) -> dict[str, int]:
         """Tags of the run and their steps."""
-        return self._parts.catalog.tags(self._run)
+        return {tag.name: tag.step for tag in self._parts.catalog.tags(self._run)}
 
     def stats(self) -> CatalogStats:
         """Counts over the whole store: what is stored against what is logical."""

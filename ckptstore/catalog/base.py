@@ -62,6 +62,18 @@ class RunRecord:
     forked_from: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class TagRecord:
+    """A tag of a run, the commit that it points at by id, step and time, and the storage key of what says so."""
+
+    run: str
+    name: str
+    commit: str
+    step: int
+    created: float
+    document: str
+
+
 class ChunkLocation(msgspec.Struct, frozen=True, gc=False):
     """Where a chunk's frame lies: `length` bytes of payload at `offset` of `pack`, encoded by `codec`.
 
@@ -307,14 +319,16 @@ class Catalog(Protocol):
 
     # names and deletion
 
-    def tag(self, name: str, commit: CommitRecord) -> None:
-        """Point a tag of the commit's run at it, moving it if it exists. Raises StepNotFound when it is not live."""
+    def tag(self, name: str, commit: CommitRecord, document: str) -> str | None:
+        """Point a tag of the commit's run at it, as `document` in storage tells, moving it if it exists; the document
+        that told where it pointed before. Raises StepNotFound when the commit is not live.
+        """
 
-    def untag(self, run: str, name: str) -> None:
-        """Remove a tag of a run. Raises RunNotFound, TagNotFound."""
+    def untag(self, run: str, name: str) -> str:
+        """Remove a tag of a run; its document. Raises RunNotFound, TagNotFound."""
 
-    def tags(self, run: str) -> dict[str, int]:
-        """Every tag of a run and its step; empty for a run that does not exist."""
+    def tags(self, run: str | None = None) -> list[TagRecord]:
+        """Every tag, or those of one run, by run and name; empty for a run that does not exist."""
 
     def delete(self, gone: Sequence[CommitRecord]) -> None:
         """Mark live commits deleted, all or none: these very ones, not others that were made at their steps since.

@@ -18,6 +18,7 @@ from ckptstore.catalog.base import (
     PackRecord,
     Rewrite,
     RunRecord,
+    TagRecord,
 )
 from ckptstore.catalog.engine import Database
 from ckptstore.catalog.versions import check_version, create_tables, missing, stored_version
@@ -149,15 +150,15 @@ class SqlCatalog:
         with self._database.write() as db:
             rewriting.rewrite(db, session, new)
 
-    def tag(self, name: str, commit: CommitRecord) -> None:
+    def tag(self, name: str, commit: CommitRecord, document: str) -> str | None:
         with self._database.write() as db:
-            names.tag(db, name, commit)
+            return names.tag(db, name, commit, document)
 
-    def untag(self, run: str, name: str) -> None:
+    def untag(self, run: str, name: str) -> str:
         with self._database.write() as db:
-            names.untag(db, run, name)
+            return names.untag(db, run, name)
 
-    def tags(self, run: str) -> dict[str, int]:
+    def tags(self, run: str | None = None) -> list[TagRecord]:
         with self._database.read() as db:
             return queries.all_tags(db, run)
 

@@ -25,21 +25,31 @@ def bind(db: Connection, store: str) -> None:
         db.execute(insert(stores).values(id=store))
 
 
-def tag(db: Connection, name: str, commit: CommitRecord) -> None:
-    """Point a tag at a live commit."""
+def tag(db: Connection, name: str, commit: CommitRecord, document: str) -> str | None:
+    """Point a tag at a live commit; the document that told where it pointed before."""
     live = select(commits.c.run, commits.c.key).where(commits.c.id == commit.id, queries.LIVE)
     found = db.execute(live).one_or_none()
     if found is None:
         raise _not_live(commit)
-    db.execute(delete(tags).where(tags.c.run == found.run, tags.c.name == name))
-    db.execute(insert(tags).values(run=found.run, name=name, commit=found.key))
+    older = _remove(db, found.run, name)
+    db.execute(insert(tags).values(run=found.run, name=name, commit=found.key, document=document))
+    return older
 
 
-def untag(db: Connection, run: str, name: str) -> None:
-    """Remove a tag."""
+def untag(db: Connection, run: str, name: str) -> str:
+    """Remove a tag; its document."""
     key = queries.run_key(db, run)
-    if not db.execute(delete(tags).where(tags.c.run == key, tags.c.name == name)).rowcount:
+    document = _remove(db, key, name)
+    if document is None:
         raise queries.tag_not_found(db, run, key, name)
+    return document
+
+
+def _remove(db: Connection, run: int, name: str) -> str | None:
+    this = (tags.c.run == run, tags.c.name == name)
+    document: str | None = db.execute(select(tags.c.document).where(*this)).scalar()
+    db.execute(delete(tags).where(*this))
+    return document
 
 
 def delete_commits(db: Connection, gone: Sequence[CommitRecord]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, select
 
-from ckptstore.catalog.base import CatalogStats, ChunkLocation, CommitRecord, PackRecord, RunRecord
+from ckptstore.catalog.base import CatalogStats, ChunkLocation, CommitRecord, PackRecord, RunRecord, TagRecord
 from ckptstore.catalog.places import Places
 from ckptstore.catalog.schema import chunks, commit_packs, commits, manifests, packs, runs, tags
 from ckptstore.errors import CatalogError, CkptStoreError, RunNotFound, StepNotFound, TagNotFound, nearest
@@ -178,10 +178,12 @@ def pack_chunks(db: Connection, pack: str) -> list[ChunkLocation]:
     return [ChunkLocation(*row) for row in found]
 
 
-def all_tags(db: Connection, run: str) -> dict[str, int]:
-    """Every tag of a run and its step."""
-    wanted = select(tags.c.name, commits.c.step).select_from(tags).join(commits).join(runs, runs.c.key == tags.c.run)
-    return dict(sorted(db.execute(wanted.where(runs.c.name == run))))
+def all_tags(db: Connection, run: str | None) -> list[TagRecord]:
+    """Every tag, or those of a run, by run, then name."""
+    told = select(runs.c.name, tags.c.name, commits.c.id, commits.c.step, commits.c.created, tags.c.document)
+    wanted = told.select_from(tags).join(commits).join(runs, runs.c.key == tags.c.run)
+    of_run = [] if run is None else [runs.c.name == run]
+    return [TagRecord(*row) for row in sorted(db.execute(wanted.where(*of_run)))]
 
 
 def stats(db: Connection, run: str | None) -> CatalogStats:

@@ -21,7 +21,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """The revision this version of ckptstore reads and writes. Revisions are ordered, zero-padded numbers."""
 
 metadata = MetaData(
@@ -97,6 +97,7 @@ tags = Table(
     _reference("runs", primary=True),
     Column("name", Text, primary_key=True),
     _reference("commits", index=True),
+    Column("document", Text, nullable=False, server_default=""),
 )
 
 sessions = Table(

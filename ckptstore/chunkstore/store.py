@@ -19,7 +19,7 @@ from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.reader import fetch
 from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.chunkstore.writer import ChunkWriter
-from ckptstore.format import document
+from ckptstore.format import document, envelope
 from ckptstore.format.codecs import Level
 from ckptstore.format.codecs.making import MAKING
 from ckptstore.format.digests import Digest, digest_named
@@ -103,9 +103,8 @@ class ChunkStore:
 
     def encode_document(self, written: Document, key: str) -> bytes:
         """The bytes of a manifest document as they are stored under a key."""
-        data = document.encode(written)
-        return data if self.sealer is None else document.seal(data, key, self.sealer)
+        return envelope.seal(document.encode(written), key, self.sealer)
 
     def decode_document(self, data: bytes, key: str) -> Document:
         """The manifest document that was stored under a key. Raises CorruptData."""
-        return document.decode(data if self.sealer is None else document.unseal(data, key, self.sealer), key)
+        return document.decode(envelope.unseal(data, key, self.sealer, f"manifest document {key}"), key)

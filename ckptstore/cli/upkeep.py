@@ -151,7 +151,7 @@ def _subset(told: str | None) -> tuple[int, int] | None:
 def rebuild(place: Place, *, as_json: bool) -> None:
     """Make a lost catalog anew from storage.
 
-    Move a damaged or too old one away first. Tags are not in storage; deletions that can be restored are undone.
+    Move a damaged or too old one away first. Deletions that can be restored are undone.
     """
     from ckptstore.opening import rebuild_catalog
 

@@ -14,11 +14,13 @@ from ckptstore.catalog.base import Catalog, CommitRecord, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNotFound, StepProtected
 from ckptstore.format import version
-from ckptstore.format.keys import PREFIX
+from ckptstore.format.keys import PREFIX as KEYS
 from ckptstore.format.packs import pack_key
+from ckptstore.format.tagging import PREFIX as TAGS
 from ckptstore.operations.orphans import check_not_older, orphans
 from ckptstore.operations.retention import KeepLast, Policy
 from ckptstore.operations.rewrite import rewrite_packs, wasteful_packs
+from ckptstore.operations.tags import late_tags, settle_tags
 from ckptstore.progress import ProgressCallback, check_callback, meter
 from ckptstore.storage.base import Storage, Sweeping
 
@@ -31,7 +33,7 @@ DEFAULT_MOST = 0.9
 _UNFINISHED_SECONDS = 3600.0
 """How long nobody must have written to an unfinished file; a slow disk may need minutes to flush one."""
 
-_WRITTEN = ("packs/", "manifests/", PREFIX, version.KEY)
+_WRITTEN = ("packs/", "manifests/", TAGS, KEYS, version.KEY)
 """Where writers of this store may have left something; what else lies there is somebody else's."""
 
 
@@ -100,8 +102,10 @@ class GcPlan:
         check_callback(progress)
         _check_needed_packs(storage, catalog)
         fenced = catalog.fence_expired()
-        if self.delete or self.rewrite or catalog.garbage(self.grace) != Objects([], []):
+        left = late_tags(self.chunks)
+        if self.delete or self.rewrite or left or catalog.garbage(self.grace) != Objects([], []):
             check_not_older(self.chunks)
+        settle_tags(self.chunks, left)
         steps = self._delete_steps()
         going = _Going(self, progress)
         gone = list(self._collect(going))

@@ -1,7 +1,7 @@
 """A catalog from what lies in storage: every manifest document whose chunks are all there is a commit again.
 
-Documents and the footers of packs say everything but three things: tags, deletions that can still be restored (they
-are undone), and commits that died just before they began to exist (they do exist then: all their bytes are there).
+Documents and the footers of packs say everything but two things: deletions that can still be restored (they are
+undone), and commits that died just before they began to exist (they do exist then: all their bytes are there).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_any_pack
 from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE
+from ckptstore.operations.tags import enter_tags
 from ckptstore.operations.twins import damaged_copies, twins, without_damaged
 from ckptstore.storage.base import Storage
 
@@ -93,7 +94,8 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
             if chunks.catalog.by_id(candidate.id) is None:
                 live |= _enter(chunks, candidate.key, data, held, places, live)
             advance(len(data))
-    return RebuildReport(len(candidates) - len(gone), len(live), (*left_out, *superseded, *gone))
+    stale = [LeftOut(key, reason) for key, reason in enter_tags(chunks)]
+    return RebuildReport(len(candidates) - len(gone), len(live), (*left_out, *superseded, *gone, *stale))
 
 
 def _enter(

@@ -26,6 +26,7 @@ from ckptstore.operations.check_packs import Check, check_data, check_footer, ch
 from ckptstore.operations.manifests import users_of
 from ckptstore.operations.orphans import OLDER, unknown_commits
 from ckptstore.operations.problem import Problem
+from ckptstore.operations.tags import check_tags
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage.base import ObjectInfo
 
@@ -103,6 +104,7 @@ def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None =
     wanted: set[bytes] = set()
     found = [Problem("catalog", detail) for detail in chunks.catalog.check()]
     found += _check_commits(chunks, commits, scope, wanted)
+    found += check_tags(chunks) if scope.includes("footers") else []
     found += _without_taken_packs(chunks, list(_check_packs(chunks, chosen, scope, advance)))
     missing = wanted - chunks.catalog.locate(list(wanted)).keys()
     users = users_of(chunks, missing | {problem.digest for problem in found if problem.digest})

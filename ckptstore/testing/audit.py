@@ -151,7 +151,7 @@ def assert_nothing_leaked(place: Place) -> None:
     To be called when nobody writes: it lets the time of every session pass.
     """
     expire_sessions(place)
-    age_temporary(place)
+    age_leftovers(place)
     with site_of(place).open() as store:
         store.gc(grace=0)
     stored = files(place)
@@ -173,7 +173,8 @@ def needed_of(stored: set[str], catalog: Catalog) -> set[str]:
     """The objects that a store relies on; those that are stored tell how it was made."""
     documents = {commit.document for commit in catalog.commits(deleted=True)}
     packs = {pack_key(pack.name) for pack in catalog.packs() if pack.state == "live" and pack.needed_by}
-    return {KEY} | documents | packs | {name for name in stored if name.startswith(PREFIX)}
+    tags = {tag.document for tag in catalog.tags()}
+    return {KEY} | documents | packs | tags | {name for name in stored if name.startswith(PREFIX)}
 
 
 def expire_sessions(place: Place) -> None:
@@ -182,9 +183,10 @@ def expire_sessions(place: Place) -> None:
         connection.exec_driver_sql("UPDATE sessions SET expires = 0")
 
 
-def age_temporary(place: Place) -> None:
-    """Let a long time pass since unfinished files were written; only folders have some."""
-    for path in Path(site_of(place).url).rglob(f"{TEMPORARY}*"):
+def age_leftovers(place: Place) -> None:
+    """Let a long time pass since unfinished files and the documents of tags were written; those of a folder."""
+    folder = Path(site_of(place).url)
+    for path in [*folder.rglob(f"{TEMPORARY}*"), *folder.glob("tags/*")]:
         os.utime(path, (0, 0))
 
 

@@ -19,7 +19,7 @@ from contextlib import closing
 
 import pytest
 
-from ckptstore.catalog.base import Catalog, CatalogStats
+from ckptstore.catalog.base import Catalog, CatalogStats, TagRecord
 from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, TagNotFound
 from ckptstore.testing.catalog_deltas import CatalogDeltasConformance
 from ckptstore.testing.catalog_gc import CatalogGcConformance
@@ -57,7 +57,7 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
         for ask in (catalog.runs, catalog.commits, catalog.packs, catalog.check):
             assert ask() == []
         assert catalog.steps("main") == []
-        assert catalog.tags("main") == {}
+        assert catalog.tags("main") == catalog.tags() == []
         assert catalog.locate([digest("a")]) == catalog.locate([]) == {}
         assert catalog.by_id("0" * 32) is None
         assert catalog.stats() == CatalogStats(0, 0, 0, {}, 0, 0, 0)
@@ -176,22 +176,27 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
 
     def test_tags(self, catalog: Catalog) -> None:
         first, second = make(catalog, new_commit(0)), make(catalog, new_commit(1))
-        catalog.tag("best", first)
-        catalog.tag("good", first)
+        assert catalog.tag("best", first, "tags/1") is None
+        assert catalog.tag("good", first, "tags/2") is None
         assert catalog.find("main", "best").tags == ("best", "good")
-        catalog.tag("best", second)
-        assert catalog.tags("main") == {"best": 1, "good": 0}
+        assert catalog.tag("best", second, "tags/3") == "tags/1"
+        best = TagRecord("main", "best", second.id, 1, second.created, "tags/3")
+        good = TagRecord("main", "good", first.id, 0, first.created, "tags/2")
+        assert catalog.tags("main") == [best, good]
         assert [commit.tags for commit in catalog.commits("main")] == [("good",), ("best",)]
-        catalog.untag("main", "best")
-        assert catalog.tags("main") == {"good": 0}
+        other = make(catalog, new_commit(0, run="exp-7"))
+        assert catalog.tag("good", other, "tags/4") is None
+        assert catalog.untag("main", "best") == "tags/3"
+        assert catalog.tags("main") == [good]
+        assert [tag.run for tag in catalog.tags()] == ["exp-7", "main"]
         for act in (lambda: catalog.untag("main", "goof"), lambda: catalog.find("main", "goof")):
             with pytest.raises(TagNotFound, match="nearest: good"):
                 act()
         catalog.delete([second])
         make(catalog, new_commit(1, content="anew"))
         with pytest.raises(StepNotFound, match="step 1 of run 'main' is another now"):
-            catalog.tag("good", second)
-        assert catalog.tags("main") == {"good": 0}
+            catalog.tag("good", second, "tags/5")
+        assert catalog.tags("main") == [good]
 
     def test_a_commit_ends_its_session(self, catalog: Catalog) -> None:
         session = begin(catalog, new := new_commit(0))

@@ -36,7 +36,7 @@ class CatalogGcConformance:
     def test_delete_is_all_or_none(self, catalog: Catalog) -> None:
         for step in range(3):
             make(catalog, new_commit(step))
-        catalog.tag("best", catalog.find("main", 2))
+        catalog.tag("best", catalog.find("main", 2), "tags/1")
         with pytest.raises(StepNotFound, match="no step 7"):
             delete(catalog, "main", 0, 7)
         with pytest.raises(StepProtected, match="'best' holds step 2"):
@@ -57,7 +57,7 @@ class CatalogGcConformance:
 
     def test_a_moved_tag_does_not_protect(self, catalog: Catalog) -> None:
         for step in range(2):
-            catalog.tag("best", make(catalog, new_commit(step)))
+            catalog.tag("best", make(catalog, new_commit(step)), f"tags/{step}")
         delete(catalog, "main", 0)
         assert catalog.steps("main") == [1]
 

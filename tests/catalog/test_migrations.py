@@ -21,6 +21,7 @@ from ckptstore.catalog import migrate, schema
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.catalog.engine import Database
 from ckptstore.errors import CatalogError, SchemaTooNew, SchemaTooOld
+from ckptstore.format.tagging import is_tag_key
 from ckptstore.testing.catalog_making import make, new_commit
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,8 @@ def test_a_catalog_of_the_first_schema_is_brought_up(request, url, place):
             {"content": b""},
         )
         db.execute(text('INSERT INTO commit_packs ("commit", pack) VALUES (1, 1)'))
+        for name in ("best", "good"):
+            db.execute(text('INSERT INTO tags (run, name, "commit") VALUES (1, :name, 1)'), {"name": name})
     database.close()
     assert migrate.upgrade(url) == ("0001", schema.HEAD)
     with database.read() as db:
@@ -97,6 +100,10 @@ def test_a_catalog_of_the_first_schema_is_brought_up(request, url, place):
     database.close()
     with closing(open_catalog(url, create=False)) as catalog:
         assert catalog.find("main", 5).id == "c"
+        best, good = catalog.tags()
+        assert (best.name, best.commit, good.name, good.commit) == ("best", "c", "good", "c")
+        assert best.document != good.document
+        assert is_tag_key(best.document)
         assert [(pack.name, pack.needed_by, pack.needed_bytes, pack.verified) for pack in catalog.packs()] == [
             ("a", 1, 0, None)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from dataclasses import dataclass, field
 
 import pytest
@@ -36,7 +37,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.writers: dict[str, Writer] = {}
         self.commits: dict[str, NewCommit] = {}  # live and deleted, by id
         self.deleted: list[str] = []
-        self.tags: dict[str, int] = {}
+        self.tags: dict[str, tuple[int, str]] = {}
         self.state: dict[str, str] = {}
         self.chunks: dict[str, set[bytes]] = {}
         self.objects: set[str] = set()
@@ -137,7 +138,7 @@ class CatalogMachine(RuleBasedStateMachine):
         if step not in self.live():
             with pytest.raises(NotFound):
                 delete(self.catalog, "main", step)
-        elif step in self.tags.values():
+        elif step in {step for step, _ in self.tags.values()}:
             with pytest.raises(StepProtected):
                 delete(self.catalog, "main", step)
         else:
@@ -147,7 +148,7 @@ class CatalogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live())
     @rule()
     def delete_all(self):
-        for step in set(self.live()) - set(self.tags.values()):
+        for step in set(self.live()) - {step for step, _ in self.tags.values()}:
             self.delete(step)
 
     @precondition(lambda self: self.commits)
@@ -169,17 +170,17 @@ class CatalogMachine(RuleBasedStateMachine):
         assert commit is not None
         if commit.id in self.deleted:
             with pytest.raises(StepNotFound):
-                self.catalog.tag(name, commit)
+                self.catalog.tag(name, commit, "never")
         else:
-            self.catalog.tag(name, commit)
-            self.tags[name] = commit.step
+            document = uuid.uuid4().hex
+            assert self.catalog.tag(name, commit, document) == self.tags.get(name, (0, None))[1]
+            self.tags[name] = commit.step, document
 
     @precondition(lambda self: self.commits)
     @rule(name=TAGS)
     def untag(self, name):
         if name in self.tags:
-            self.catalog.untag("main", name)
-            del self.tags[name]
+            assert self.catalog.untag("main", name) == self.tags.pop(name)[1]
         else:
             with pytest.raises(TagNotFound):
                 self.catalog.untag("main", name)
@@ -215,7 +216,7 @@ class CatalogMachine(RuleBasedStateMachine):
     def the_catalog_says_what_the_model_says(self):
         assert self.catalog.steps("main") == sorted(self.live())
         assert {commit.id for commit in self.catalog.commits(deleted=True)} == set(self.commits)
-        assert self.catalog.tags("main") == self.tags
+        assert {tag.name: (tag.step, tag.document) for tag in self.catalog.tags("main")} == self.tags
         existing = {name: state for name, state in self.state.items() if state != "deleted"}
         packs = self.catalog.packs()
         assert {pack.name: pack.state for pack in packs} == existing

@@ -75,7 +75,7 @@ def lose(place):
         path.unlink()
 
 
-def test_everything_but_tags_comes_back(place):
+def test_everything_comes_back(place):
     before = told(place)
     lose(place)
     with pytest.raises(CatalogError, match="ckptstore rebuild"):
