@@ -64,7 +64,10 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class TagRecord:
-    """A tag of a run, the commit that it points at by id, step and time, and the storage key of what says so."""
+    """A tag of a run, the commit that it points at by id, step and time, and the storage key of what says so.
+
+    A tag that was made before schema 0003 has no such key, "", until gc stores what says so.
+    """
 
     run: str
     name: str

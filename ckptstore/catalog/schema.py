@@ -19,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 HEAD = "0003"
@@ -97,7 +98,7 @@ tags = Table(
     _reference("runs", primary=True),
     Column("name", Text, primary_key=True),
     _reference("commits", index=True),
-    Column("document", Text, nullable=False, server_default=""),
+    Column("document", Text, nullable=False, server_default=text("''")),
 )
 
 sessions = Table(

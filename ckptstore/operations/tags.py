@@ -33,7 +33,7 @@ def tag(chunks: ChunkStore, name: str, commit: CommitRecord) -> None:
     except StepNotFound:
         discard(chunks.storage, [key])
         raise
-    discard(chunks.storage, [] if older is None else [older])
+    discard(chunks.storage, [older] if older else [])
 
 
 def untag(chunks: ChunkStore, run: str, name: str) -> None:
@@ -42,7 +42,7 @@ def untag(chunks: ChunkStore, run: str, name: str) -> None:
     Raises RunNotFound, TagNotFound.
     """
     there = {record.name: record.document for record in chunks.catalog.tags(run)}
-    if name in there:
+    if there.get(name):
         chunks.storage.delete(there[name])
     document = chunks.catalog.untag(run, name)
     if document != there.get(name):  # it has been moved meanwhile
@@ -61,7 +61,10 @@ def settle_tags(chunks: ChunkStore, late: Collection[str]) -> None:
     """Let catalog and storage tell the same: store the documents that are missing, and heed these or remove them."""
     stored = {info.key for info in chunks.storage.list(tagging.PREFIX)}
     for record in chunks.catalog.tags():
-        if record.document not in stored:
+        commit = None if record.document else chunks.catalog.by_id(record.commit)
+        if commit is not None:
+            tag(chunks, record.name, commit)
+        elif record.document not in stored:
             with suppress(ObjectExists):
                 _store(chunks, record.document, record.run, record.name, record.commit, record.created)
     told, _ = _readable(chunks, late)
@@ -77,7 +80,7 @@ def enter_tags(chunks: ChunkStore) -> list[tuple[str, str]]:
 
 def check_tags(chunks: ChunkStore) -> Iterator[Problem]:
     """Damage to the documents of tags. One that is not there is no damage: gc stores it."""
-    for record in chunks.catalog.tags():
+    for record in filter(lambda record: record.document, chunks.catalog.tags()):
         try:
             told = _read(chunks, record.document)
         except ObjectNotFound:
@@ -102,7 +105,7 @@ def _heed(chunks: ChunkStore, told: Mapping[str, TagDocument]) -> Iterator[tuple
             yield key, f"{here} is of a commit that is not there"
             continue
         older = chunks.catalog.tag(one.name, commit, key)
-        if older not in (None, key):
+        if older and older != key:
             yield older, f"{here} was moved later"
 
 

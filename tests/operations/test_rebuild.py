@@ -480,7 +480,7 @@ def test_a_folders_catalog_is_used_where_there_is_one(place, postgres, monkeypat
     with ckptstore.open(place, catalog=postgres, read_only=True) as store:
         assert store.tags() == {"there": 4}
     with ckptstore.open(place, read_only=True) as store:
-        assert (store.steps(), store.tags()) == ([1, 2, 3, 4], {})
+        assert (store.steps(), store.tags()) == ([1, 2, 3, 4], {"here": 4, "there": 4})
 
 
 def test_a_damaged_catalog_is_not_passed_over(place):

@@ -227,7 +227,8 @@ def test_gc_stores_what_is_missing(place):
 
 def test_tags_of_a_catalog_that_had_no_documents_get_theirs(place):
     with ckptstore.open(place) as store:
-        store.tag("best", 1)
+        for name in ("best", "good", "gone"):
+            store.tag(name, 1)
     shutil.rmtree(place / "tags")
     with sqlite3.connect(place / "catalog.sqlite") as database:
         database.execute("ALTER TABLE tags DROP COLUMN document")
@@ -235,9 +236,12 @@ def test_tags_of_a_catalog_that_had_no_documents_get_theirs(place):
     database.close()
     ckptstore.opening.migrate_catalog(place)
     with ckptstore.open(place) as store:
-        assert store.tags() == {"best": 1}
+        store.untag("gone")
+        store.tag("good", 2)
+        assert store.tags() == {"best": 1, "good": 2}
+        assert store.verify().ok
         store.gc()
-    assert rebuilt(place) == ({"best": 1}, [])
+    assert rebuilt(place) == ({"best": 1, "good": 2}, [])
 
 
 def test_damage_is_told_and_never_costs_the_tag(place):
