@@ -68,7 +68,7 @@ class StorageConformance:
 
     racing_puts_lose = True
     hides_parts = True
-    many = 2000
+    many = 1200
 
     @pytest.fixture
     def storage(self) -> Storage:

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import chain, combinations
+from typing import NamedTuple
 
 import pytest
 
 Step = tuple[str, "World"]
 
 
-@dataclass(frozen=True)
-class World:
+class World(NamedTuple):
     """All that catalog and storage hold, and where everybody stands."""
 
     commits: frozenset[tuple[str, str, str]]  # name, pack, "live" or "deleted"
@@ -45,18 +44,18 @@ class World:
 
     def with_pack(self, pack: str, state: str, owner: int = -1) -> World:
         others = frozenset(found for found in self.packs if found[0] != pack)
-        return replace(self, packs=others | {(pack, state, owner)})
+        return self._replace(packs=others | {(pack, state, owner)})
 
     def at(self, number: int, phase: str, pack: str) -> World:
         moved = (*self.committers[:number], (phase, pack), *self.committers[number + 1 :])
-        return replace(self, committers=moved)
+        return self._replace(committers=moved)
 
     def session(self, number: int, state: str) -> World:
-        return replace(self, sessions=(*self.sessions[:number], state, *self.sessions[number + 1 :]))
+        return self._replace(sessions=(*self.sessions[:number], state, *self.sessions[number + 1 :]))
 
     def with_commit(self, name: str, pack: str, state: str) -> World:
         others = frozenset(found for found in self.commits if found[0] != name)
-        return replace(self, commits=others | {(name, pack, state)})
+        return self._replace(commits=others | {(name, pack, state)})
 
     @property
     def has_lost(self) -> bool:
@@ -90,18 +89,18 @@ def _committer(world: World, number: int, variant: str) -> Iterator[Step]:
     if phase == "start" and is_open:
         hits = sorted(found for found, state, _ in world.packs if state == "live")
         if hits:
-            pinned = replace(world, pins=world.pins | {(number, hits[0])})
+            pinned = world._replace(pins=world.pins | {(number, hits[0])})
             yield f"{name} finds {hits[0]}", pinned.at(number, "document", hits[0])
         else:
             own = f"P{number + 1}"
             yield f"{name} reserves {own}", world.with_pack(own, "pending", number).at(number, "upload", own)
     elif phase == "upload":
-        yield f"{name} uploads", replace(world, objects=world.objects | {pack}).at(number, "document", pack)
+        yield f"{name} uploads", world._replace(objects=world.objects | {pack}).at(number, "document", pack)
     elif phase == "document" and is_open:
-        reserved = replace(world, documents=world.documents | {(name, number)})
+        reserved = world._replace(documents=world.documents | {(name, number)})
         yield f"{name} reserves its document", reserved.at(number, "put", pack)
     elif phase == "put":
-        yield f"{name} puts its document", replace(world, objects=world.objects | {name}).at(number, "ready", pack)
+        yield f"{name} puts its document", world._replace(objects=world.objects | {name}).at(number, "ready", pack)
     elif phase == "ready":
         yield _commit(world, number, name, pack, variant)
     if phase not in ("done", "dead"):
@@ -116,8 +115,8 @@ def _commit(world: World, number: int, name: str, pack: str, variant: str) -> St
         return f"{name} is refused", world.at(number, "dead", "")
     made = world.with_commit(name, pack, "live").with_pack(pack, "live").session(number, "ended").at(number, "done", "")
     documents = frozenset(found for found in world.documents if found[0] != name)
-    return f"{name} commits", replace(
-        made, documents=documents, pins=frozenset(p for p in world.pins if p[0] != number)
+    return f"{name} commits", made._replace(
+        documents=documents, pins=frozenset(p for p in world.pins if p[0] != number)
     )
 
 
@@ -129,14 +128,14 @@ def _rewriter(world: World, variant: str) -> Iterator[Step]:
         for pack in sorted(found for found, state, _ in world.packs if state == "live"):
             needed_by = tuple(sorted(name for name, needed, _ in world.commits if needed == pack))
             reserved = world.with_pack("R", "pending", number)
-            yield f"the rewriter looks at {pack}", replace(reserved, rewriter=("put", pack, needed_by))
+            yield f"the rewriter looks at {pack}", reserved._replace(rewriter=("put", pack, needed_by))
     elif phase == "put":
-        put = replace(world, objects=world.objects | {"R"}, rewriter=("ready", old, users))
+        put = world._replace(objects=world.objects | {"R"}, rewriter=("ready", old, users))
         yield "the rewriter uploads R", put
     elif phase == "ready":
         yield _rewrite(world, old, users, variant)
     if phase in ("put", "ready"):
-        yield "the rewriter crashes", replace(world, rewriter=("dead", "", ()))
+        yield "the rewriter crashes", world._replace(rewriter=("dead", "", ()))
     if is_open and phase in ("put", "ready", "dead"):
         yield "the lease of the rewriter runs out", world.session(number, "fenced")
 
@@ -145,7 +144,7 @@ def _rewrite(world: World, old: str, users: tuple[str, ...], variant: str) -> St
     number = len(world.committers)
     is_open = world.sessions[number] == "open"
     if variant != "no recheck of the rewriter" and not (is_open and world.state("R") == "pending"):
-        return "the rewriter is refused", replace(world, rewriter=("dead", "", ()))
+        return "the rewriter is refused", world._replace(rewriter=("dead", "", ()))
     everybody = variant == "everybody is moved"
     moved = [(name, state) for name, pack, state in world.commits if pack == old and (everybody or name in users)]
     made = world.with_pack("R", "live").session(number, "ended")
@@ -154,7 +153,7 @@ def _rewrite(world: World, old: str, users: tuple[str, ...], variant: str) -> St
     if variant == "the old pack is condemned at once":
         made = made.with_pack(old, "condemned")
     unlooked = any(name not in users for name, _ in moved)
-    return "the rewriter lets them need R", replace(made, rewriter=("done", "", ()), lost=world.lost or unlooked)
+    return "the rewriter lets them need R", made._replace(rewriter=("done", "", ()), lost=world.lost or unlooked)
 
 
 def _gc(world: World, variant: str) -> Iterator[Step]:
@@ -163,21 +162,21 @@ def _gc(world: World, variant: str) -> Iterator[Step]:
         deleted = sorted(name for name, _, state in world.commits if state == "deleted")
         for over in chain.from_iterable(combinations(deleted, count) for count in range(len(deleted) + 1)):
             if variant == "purge what was listed before":
-                yield f"gc lists {over}", replace(world, gc=("listed", over))
+                yield f"gc lists {over}", world._replace(gc=("listed", over))
             else:
                 yield f"gc purges {over} and condemns", _condemn(world, over, variant)
     elif phase == "listed":
         yield "gc purges what it had listed", _condemn(world, taken, variant)
     elif phase == "delete" and taken:
-        yield f"gc deletes {taken[0]}", replace(world, objects=world.objects - {taken[0]}, gc=("settle", taken))
+        yield f"gc deletes {taken[0]}", world._replace(objects=world.objects - {taken[0]}, gc=("settle", taken))
     elif phase == "settle":
         packs = frozenset(found for found in world.packs if found[0] != taken[0])
         documents = frozenset(found for found in world.documents if found[0] != taken[0])
-        yield f"gc settles {taken[0]}", replace(world, packs=packs, documents=documents, gc=("delete", taken[1:]))
+        yield f"gc settles {taken[0]}", world._replace(packs=packs, documents=documents, gc=("delete", taken[1:]))
     elif phase == "delete":
-        yield "gc ends its round", replace(world, gc=("idle", ()), rounds=world.rounds - 1)
+        yield "gc ends its round", world._replace(gc=("idle", ()), rounds=world.rounds - 1)
     if phase in ("delete", "settle"):
-        yield "gc crashes", replace(world, gc=("idle", ()), rounds=world.rounds - 1)
+        yield "gc crashes", world._replace(gc=("idle", ()), rounds=world.rounds - 1)
 
 
 def _condemn(world: World, purged: tuple[str, ...], variant: str) -> World:
@@ -185,8 +184,8 @@ def _condemn(world: World, purged: tuple[str, ...], variant: str) -> World:
     gone = {(name, state) for name, _, state in world.commits if name in purged}
     kept = frozenset(found for found in world.commits if found[0] not in purged)
     loose = {(name, -1) for name, _ in gone}
-    world = replace(
-        world, commits=kept, documents=world.documents | loose, lost=world.lost or "live" in {s for _, s in gone}
+    world = world._replace(
+        commits=kept, documents=world.documents | loose, lost=world.lost or "live" in {s for _, s in gone}
     )
     alive = {number for number, state in enumerate(world.sessions) if state == "open"}
     needed = {pack for _, pack, state in kept if state == "live" or variant != "deleted commits need nothing"}
@@ -196,7 +195,7 @@ def _condemn(world: World, purged: tuple[str, ...], variant: str) -> World:
             world = world.with_pack(pack, "condemned")
     dead = tuple(sorted(name for name, owner in world.documents if owner not in alive))
     doomed = tuple(sorted(pack for pack, state, _ in world.packs if state == "condemned"))
-    return replace(world, gc=("delete", dead + doomed))
+    return world._replace(gc=("delete", dead + doomed))
 
 
 def search(variant: str, committers: int, rounds: int, *, rewriting: bool) -> tuple[int, list[str] | None]:
