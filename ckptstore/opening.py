@@ -208,7 +208,7 @@ def _fill(
     """It becomes the store's last of all, so that one which is not complete is not believed."""
     with closing(open_catalog(address, create=True)) as catalog:
         if catalog.owner() is not None:
-            advice = "move it away, or give catalog= an empty database"
+            advice = "move it away, or give catalog= (--catalog) an empty database"
             raise CatalogError(f"the catalog {catalog.url} is a store's already: {advice}")
         report = rebuild(_parts(storage, catalog, config, sealer), advance)
         catalog.bind(config.id)
@@ -268,7 +268,9 @@ def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile, *,
     for left in report.left_out:
         warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=4)
     catalogs = "sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
-    refusal = f"{storage.url} was opened without its catalog, for reading only: give catalog=, as {catalogs}"
+    refusal = (
+        f"{storage.url} was opened without its catalog, for reading only: give catalog= (--catalog), as {catalogs}"
+    )
     if isinstance(storage, ReadOnly):
         refusal = storage.refusal
     found = open_catalog(address, create=False, refusal=refusal)
@@ -345,9 +347,9 @@ def catalog_url(storage: Storage, catalog: str | None) -> str:
     if catalog is not None:
         return catalog
     if not isinstance(storage, LocalStorage):
-        raise InvalidArgument(f"{storage.url} is not a local folder: give catalog=, a database URL")
+        raise InvalidArgument(f"{storage.url} is not a local folder: give catalog= (--catalog), a database URL")
     kind = network_file_system(storage.root)
     if kind is not None:
         told = f"{storage.root} lies on {kind}, where SQLite's locks are not safe"
-        raise CatalogLocation(f"{told}: give catalog=, a database URL; {_DO_WITHOUT}")
+        raise CatalogLocation(f"{told}: give catalog= (--catalog), a database URL; {_DO_WITHOUT}")
     return sqlite_url(storage.root / CATALOG_FILE)
