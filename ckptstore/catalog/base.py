@@ -64,16 +64,15 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class TagRecord:
-    """A tag of a run, the commit that it points at by id, step and time, and the storage key of what says so.
+    """A tag of a run, id and step of the commit that it points at, and the storage key of the document that says so.
 
-    A tag that was made before schema 0003 has no such key, "", until gc stores what says so.
+    A tag that was made before schema 0003 has no document, "", until gc stores one.
     """
 
     run: str
     name: str
     commit: str
     step: int
-    created: float
     document: str
 
 
@@ -175,7 +174,7 @@ class PackRecord:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Objects in storage: manifest documents by their keys, packs by their names."""
+    """Objects in storage: documents of commits and tags by their keys, packs by their names."""
 
     documents: Sequence[str] = ()
     packs: Sequence[str] = ()
@@ -286,9 +285,9 @@ class Catalog(Protocol):
         """`locate`, and pin the packs found so that gc spares them while the session is open."""
 
     def reserve(self, session: str, packs: Sequence[str], document: str | None = None) -> None:
-        """Record packs as pending, and the storage key of a manifest document, before their first byte is written.
+        """Record packs as pending, and the storage key of a document, before their first byte is written.
 
-        What the session does not commit is for gc. Raises SessionFenced.
+        What the session does not commit, or give to a tag, is for gc. Raises SessionFenced.
         """
 
     def commit(self, session: str, new: NewCommit) -> CommitRecord:
@@ -322,13 +321,22 @@ class Catalog(Protocol):
 
     # names and deletion
 
-    def tag(self, name: str, commit: CommitRecord, document: str) -> str | None:
-        """Point a tag of the commit's run at it, as `document` in storage tells, moving it if it exists; the document
-        that told where it pointed before. Raises StepNotFound when the commit is not live.
+    def tag(
+        self, session: str, name: str, commit: CommitRecord, document: str, instead_of: str | None = None
+    ) -> str | None:
+        """Point a tag of the commit's run at it, moving it if it exists, and end the session, which has reserved the
+        document that tells so in storage. The document that told where it pointed before comes back, and is for gc.
+
+        Raises:
+            StepNotFound: the commit is not live.
+            SessionFenced: the session is not open any more, or `instead_of` is given and not what told it before.
         """
 
     def untag(self, run: str, name: str) -> str:
-        """Remove a tag of a run; its document. Raises RunNotFound, TagNotFound."""
+        """Remove a tag of a run; its document, which is for gc. Raises RunNotFound, TagNotFound."""
+
+    def enter_tags(self, told: Sequence[TagRecord]) -> None:
+        """Point tags at live commits, all at once, whose documents are in storage already: for a rebuild."""
 
     def tags(self, run: str | None = None) -> list[TagRecord]:
         """Every tag, or those of one run, by run and name; empty for a run that does not exist."""

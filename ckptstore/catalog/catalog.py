@@ -150,9 +150,15 @@ class SqlCatalog:
         with self._database.write() as db:
             rewriting.rewrite(db, session, new)
 
-    def tag(self, name: str, commit: CommitRecord, document: str) -> str | None:
+    def tag(
+        self, session: str, name: str, commit: CommitRecord, document: str, instead_of: str | None = None
+    ) -> str | None:
         with self._database.write() as db:
-            return names.tag(db, name, commit, document)
+            return names.tag(db, session, name, commit, document, instead_of)
+
+    def enter_tags(self, told: Sequence[TagRecord]) -> None:
+        with self._database.write() as db:
+            names.enter_tags(db, told)
 
     def untag(self, run: str, name: str) -> str:
         with self._database.write() as db:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, insert, select, update
 
 from ckptstore.catalog import queries
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.base import CommitRecord, TagRecord
 from ckptstore.catalog.dialects import Clock
-from ckptstore.catalog.schema import commits, stores, tags
-from ckptstore.errors import StepExists, StepNotFound, StepProtected, nearest
+from ckptstore.catalog.schema import commits, loose_documents, stores, tags
+from ckptstore.catalog.sessions import end_session
+from ckptstore.errors import SessionFenced, StepExists, StepNotFound, StepProtected, nearest
 
 
 def owner(db: Connection) -> str | None:
@@ -25,19 +26,38 @@ def bind(db: Connection, store: str) -> None:
         db.execute(insert(stores).values(id=store))
 
 
-def tag(db: Connection, name: str, commit: CommitRecord, document: str) -> str | None:
-    """Point a tag at a live commit; the document that told where it pointed before."""
+def tag(
+    db: Connection, session: str, name: str, commit: CommitRecord, document: str, instead_of: str | None
+) -> str | None:
+    """Point a tag at a live commit and end the session; the document that told where it pointed before, which gc may
+    take.
+    """
+    ours = loose_documents.c.document == document, loose_documents.c.session == session
+    if not db.execute(delete(loose_documents).where(*ours)).rowcount:
+        raise SessionFenced(f"{document} is not reserved by the session {session}, which gc took over: tag again")
     live = select(commits.c.run, commits.c.key).where(commits.c.id == commit.id, queries.LIVE)
     found = db.execute(live).one_or_none()
     if found is None:
         raise _not_live(commit)
     older = _remove(db, found.run, name)
+    if instead_of not in (None, older):
+        raise SessionFenced(f"the tag {name!r} of run {commit.run!r} was moved meanwhile")
     db.execute(insert(tags).values(run=found.run, name=name, commit=found.key, document=document))
+    end_session(db, session)
     return older
 
 
+def enter_tags(db: Connection, told: Sequence[TagRecord]) -> None:
+    """Point tags at live commits, whose documents are in storage already."""
+    for record in told:
+        live = select(commits.c.run, commits.c.key).where(commits.c.id == record.commit, queries.LIVE)
+        found = db.execute(live).one()
+        db.execute(delete(tags).where(tags.c.run == found.run, tags.c.name == record.name))
+        db.execute(insert(tags).values(run=found.run, name=record.name, commit=found.key, document=record.document))
+
+
 def untag(db: Connection, run: str, name: str) -> str:
-    """Remove a tag; its document."""
+    """Remove a tag; its document, which gc may take."""
     key = queries.run_key(db, run)
     document = _remove(db, key, name)
     if document is None:
@@ -49,6 +69,8 @@ def _remove(db: Connection, run: int, name: str) -> str | None:
     this = (tags.c.run == run, tags.c.name == name)
     document: str | None = db.execute(select(tags.c.document).where(*this)).scalar()
     db.execute(delete(tags).where(*this))
+    if document:
+        db.execute(insert(loose_documents).values(document=document, session=None))
     return document
 
 

@@ -19,6 +19,7 @@ from ckptstore.catalog.schema import (
     lost_chunks,
     manifests,
     packs,
+    tags,
 )
 
 
@@ -61,7 +62,7 @@ def unknown(db: Connection, listed: Objects) -> Objects:
     """Which of these nobody ever reserved."""
     known = {
         document
-        for column in (gone_documents.c.document, loose_documents.c.document, commits.c.document)
+        for column in (gone_documents.c.document, loose_documents.c.document, commits.c.document, tags.c.document)
         for document in _among(db, column, listed.documents)
     }
     here = _among(db, packs.c.name, listed.packs)

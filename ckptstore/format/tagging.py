@@ -51,5 +51,5 @@ def decode(data: bytes, key: str, sealer: Sealer | None) -> TagDocument:
     decoded = envelope.unwrap(envelope.unseal(data, key, sealer, name), _MAGIC, name)
     try:
         return _DECODER.decode(decoded)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData(f"{name}: {error}") from error

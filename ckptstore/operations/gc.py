@@ -8,11 +8,12 @@ only after that removed from storage, so every step can be repeated after a cras
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog, CommitRecord, Objects
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNotFound, StepProtected
+from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNotFound, StepProtected, StorageFull
 from ckptstore.format import version
 from ckptstore.format.keys import PREFIX as KEYS
 from ckptstore.format.packs import pack_key
@@ -20,7 +21,7 @@ from ckptstore.format.tagging import PREFIX as TAGS
 from ckptstore.operations.orphans import check_not_older, orphans
 from ckptstore.operations.retention import KeepLast, Policy
 from ckptstore.operations.rewrite import rewrite_packs, wasteful_packs
-from ckptstore.operations.tags import late_tags, settle_tags
+from ckptstore.operations.tags import store_missing
 from ckptstore.progress import ProgressCallback, check_callback, meter
 from ckptstore.storage.base import Storage, Sweeping
 
@@ -43,7 +44,7 @@ class GcReport:
 
     Attributes:
         deleted: steps of the run that the policy marked deleted.
-        purged: manifest documents removed from storage.
+        purged: documents removed from storage, of commits, and of tags that were moved or removed.
         packs: packs removed from storage.
         freed_bytes: their size.
         rewritten: packs of which little was needed any more, and that little was moved.
@@ -102,10 +103,8 @@ class GcPlan:
         check_callback(progress)
         _check_needed_packs(storage, catalog)
         fenced = catalog.fence_expired()
-        left = late_tags(self.chunks)
-        if self.delete or self.rewrite or left or catalog.garbage(self.grace) != Objects([], []):
+        if self.delete or self.rewrite or catalog.garbage(self.grace) != Objects([], []):
             check_not_older(self.chunks)
-        settle_tags(self.chunks, left)
         steps = self._delete_steps()
         going = _Going(self, progress)
         gone = list(self._collect(going))
@@ -114,6 +113,8 @@ class GcPlan:
             gone += self._collect(going)
         gone.append((self.orphans, remove(storage, self.orphans)))
         going.over()
+        with suppress(StorageFull):  # the next one does it
+            store_missing(self.chunks)
         return GcReport(
             deleted=steps,
             purged=sum(len(objects.documents) for objects, _ in gone),

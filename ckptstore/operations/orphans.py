@@ -19,6 +19,7 @@ from ckptstore.errors import CorruptData, GcRefused, ObjectNotFound
 from ckptstore.format.document import Document, is_document_key
 from ckptstore.operations.footers import pack_name, read_any_pack
 from ckptstore.operations.manifests import document_digests, missing_digests
+from ckptstore.operations.tags import tag_keys, unknown_tags
 from ckptstore.storage.base import ObjectInfo, Storage
 
 OLDER = "the catalog is older than the storage: rebuild it, or bring back a newer copy"
@@ -33,19 +34,28 @@ def orphans(chunks: ChunkStore) -> Objects:
     unknown = chunks.catalog.unknown(listed)
     for key, whole in _commits(chunks, unknown.documents, packs):
         raise _older(chunks, key) if whole else _damaged(chunks, key)
-    gone, settled = chunks.catalog.gone(listed), time.time() - _SETTLED_SECONDS
+    _check_tags_known(chunks)
+    taken = Objects([*listed.documents, *tag_keys(chunks)], listed.packs)
+    gone, settled = chunks.catalog.gone(taken), time.time() - _SETTLED_SECONDS
     late_documents = [key for key in unknown.documents if documents[key].modified < settled]
     late_packs = [name for name in unknown.packs if packs[name].modified < settled]
     return Objects(sorted([*gone.documents, *late_documents]), sorted([*gone.packs, *late_packs]))
 
 
 def check_not_older(chunks: ChunkStore) -> None:
-    """Raises GcRefused when the storage has a whole commit that the catalog does not know.
+    """Raises GcRefused when the storage has a whole commit that the catalog does not know, or a tag.
 
     What the catalog takes for useless may be of such commits. Those of writers at work are known: they are reserved.
     """
     for key in unknown_commits(chunks, [key for key, _ in _documents(chunks.storage)]):
         raise _older(chunks, key)
+    _check_tags_known(chunks)
+
+
+def _check_tags_known(chunks: ChunkStore) -> None:
+    for key in unknown_tags(chunks):
+        told = f"{key} is a tag that the catalog {chunks.catalog.url} does not know"
+        raise GcRefused(f"{told}, of a commit that it has: {OLDER}")
 
 
 def unknown_commits(chunks: ChunkStore, documents: Iterable[str]) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
@@ -24,17 +23,15 @@ from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent, logical_bytes
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_any_pack
+from ckptstore.operations.in_threads import batched, each
 from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.tags import enter_tags
 from ckptstore.operations.twins import damaged_copies, twins, without_damaged
 from ckptstore.storage.base import Storage
 
-_WORKERS = 8
-_BATCH = 64
 _SESSION_SECONDS = 60.0
 
-Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
@@ -85,8 +82,8 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     candidates = _newest(_read_documents(chunks, places, left_out), superseded)
     _forget(chunks.catalog, [left.object for left in superseded])
     live, gone = {pack.name for pack in chunks.catalog.packs()}, list[LeftOut]()
-    for batch in _batched(_parents_first(candidates)):
-        read = _each(batch, lambda one: _or_reason(lambda: chunks.storage.get(one.key)))
+    for batch in batched(_parents_first(candidates)):
+        read = each(batch, lambda one: _or_reason(lambda: chunks.storage.get(one.key)))
         for candidate, data in zip(batch, read, strict=True):
             if isinstance(data, str):  # a gc that does not know of this one has removed it since
                 gone.append(LeftOut(candidate.key, data))
@@ -94,7 +91,9 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
             if chunks.catalog.by_id(candidate.id) is None:
                 live |= _enter(chunks, candidate.key, data, held, places, live)
             advance(len(data))
-    stale = [LeftOut(key, reason) for key, reason in enter_tags(chunks)]
+    tags = enter_tags(chunks)
+    _forget(chunks.catalog, [key for key, _ in tags.superseded])
+    stale = [LeftOut(key, reason) for key, reason in (*tags.useless, *tags.superseded)]
     return RebuildReport(len(candidates) - len(gone), len(live), (*left_out, *superseded, *gone, *stale))
 
 
@@ -130,13 +129,13 @@ def _enter(
 
 def _without_damaged(chunks: ChunkStore, packs: Sequence[NewPack]) -> dict[str, NewPack]:
     several = twins(packs)
-    return without_damaged(packs, list(_each(packs, lambda pack: damaged_copies(chunks, pack, several))))
+    return without_damaged(packs, list(each(packs, lambda pack: damaged_copies(chunks, pack, several))))
 
 
 def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[NewPack]:
     found = list(storage.list("packs/"))
     for info, pack in zip(
-        found, _each(found, lambda info: _or_reason(lambda: read_any_pack(storage, info))), strict=True
+        found, each(found, lambda info: _or_reason(lambda: read_any_pack(storage, info))), strict=True
     ):
         if isinstance(pack, str):
             left_out.append(LeftOut(info.key, pack))
@@ -146,7 +145,7 @@ def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[NewPack]:
 
 def _read_documents(chunks: ChunkStore, places: Places, left_out: list[LeftOut]) -> Iterator[_Candidate]:
     keys = [info.key for info in chunks.storage.list("manifests/")]
-    for key, found in zip(keys, _each(keys, lambda key: _or_reason(lambda: _check(chunks, key, places))), strict=True):
+    for key, found in zip(keys, each(keys, lambda key: _or_reason(lambda: _check(chunks, key, places))), strict=True):
         if isinstance(found, str):
             left_out.append(LeftOut(key, found))
         else:
@@ -222,14 +221,3 @@ def _or_reason(act: Callable[[], Found]) -> Found | str:
         return act()
     except DAMAGE as error:
         return str(error)
-
-
-def _each(items: Sequence[Item], act: Callable[[Item], Found]) -> Iterator[Found]:
-    """Results in order, a few at a time in threads: most of the time is waiting."""
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        for batch in _batched(items):
-            yield from pool.map(act, batch)
-
-
-def _batched(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    return (items[at : at + _BATCH] for at in range(0, len(items), _BATCH))

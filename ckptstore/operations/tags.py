@@ -1,143 +1,150 @@
 """Tags: in the catalog, and each in a document in storage, so that a catalog that is made anew has it.
 
-A document is stored before the catalog is told, and never overwritten: a tag that moves gets another one. Of several
-that tell of one tag the newest holds. What died between the two is brought together by gc.
+A document is reserved in the catalog before it is stored, as that of a commit is, and never overwritten: a tag that
+moves gets another one, and the older is for gc, unless it can be removed at once. To who has no catalog the newest
+document of a tag holds.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
-from ckptstore.catalog.base import CommitRecord, TagRecord
+from ckptstore.catalog.base import CommitRecord, Objects, TagRecord
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CorruptData, InvalidArgument, ObjectExists, ObjectNotFound, StepNotFound
+from ckptstore.errors import CatalogError, InvalidArgument, SessionFenced, StepNotFound, StorageError
 from ckptstore.format import tagging
 from ckptstore.format.tagging import TagDocument
 from ckptstore.operations.address import check_name
+from ckptstore.operations.in_threads import each
 from ckptstore.operations.problem import DAMAGE, Problem
 from ckptstore.operations.publish import discard
+from ckptstore.operations.session import writing_session
 
-_LATE_SECONDS = 3600.0
-"""How old a document is that nobody can be about to tell the catalog of."""
+_COMMIT = re.compile(r"[0-9a-f]{32}")
 
 
-def tag(chunks: ChunkStore, name: str, commit: CommitRecord) -> None:
-    """Give a commit a name in its run, taking it from another. Raises StepNotFound when the commit is not live."""
+def tag(chunks: ChunkStore, name: str, commit: CommitRecord, *, instead_of: str | None = None) -> None:
+    """Give a commit a name in its run, taking it from another.
+
+    Raises StepNotFound when the commit is not live, SessionFenced when `instead_of` is not the tag's document any more.
+    """
     key = tagging.new_tag_key()
-    _store(chunks, key, commit.run, name, commit.id, time.time())
-    try:
-        older = chunks.catalog.tag(name, commit, key)
-    except StepNotFound:
-        discard(chunks.storage, [key])
-        raise
-    discard(chunks.storage, [older] if older else [])
+    told = TagDocument(store=chunks.config.id, run=commit.run, name=name, commit=commit.id, created=time.time())
+    with writing_session(chunks.catalog) as session:
+        chunks.catalog.reserve(session, (), key)
+        try:
+            chunks.storage.put(key, [tagging.encode(told, key, chunks.sealer)])
+            older = chunks.catalog.tag(session, name, commit, key, instead_of)
+        except (SessionFenced, StepNotFound):  # gc may have been here already, and would not come again for it
+            discard(chunks.storage, [key])
+            raise
+    _remove(chunks, older)
 
 
 def untag(chunks: ChunkStore, run: str, name: str) -> None:
-    """Remove a tag of a run, its document first: what dies in between leaves the tag, to be removed again.
-
-    Raises RunNotFound, TagNotFound.
-    """
-    there = {record.name: record.document for record in chunks.catalog.tags(run)}
-    if there.get(name):
-        chunks.storage.delete(there[name])
-    document = chunks.catalog.untag(run, name)
-    if document != there.get(name):  # it has been moved meanwhile
-        discard(chunks.storage, [document])
+    """Remove a tag. Raises RunNotFound, TagNotFound."""
+    _remove(chunks, chunks.catalog.untag(run, name))
 
 
-def late_tags(chunks: ChunkStore) -> list[str]:
-    """Documents that the catalog does not know: of writers that died, or of a newer catalog than this one."""
-    limit = time.time() - _LATE_SECONDS
-    late = [info.key for info in chunks.storage.list(tagging.PREFIX) if info.modified < limit]
-    known = {record.document for record in chunks.catalog.tags()}
-    return [key for key in late if tagging.is_tag_key(key) and key not in known]
-
-
-def settle_tags(chunks: ChunkStore, late: Collection[str]) -> None:
-    """Let catalog and storage tell the same: store the documents that are missing, and heed these or remove them."""
-    stored = {info.key for info in chunks.storage.list(tagging.PREFIX)}
-    for record in chunks.catalog.tags():
-        commit = None if record.document else chunks.catalog.by_id(record.commit)
+def store_missing(chunks: ChunkStore) -> None:
+    """Give tags documents that have none in storage: those of an older schema, and of what storage lost."""
+    records = chunks.catalog.tags()
+    stored = set(tag_keys(chunks)) if records else set()
+    for record in records:
+        commit = None if record.document in stored else chunks.catalog.by_id(record.commit)
         if commit is not None:
-            tag(chunks, record.name, commit)
-        elif record.document not in stored:
-            with suppress(ObjectExists):
-                _store(chunks, record.document, record.run, record.name, record.commit, record.created)
-    told, _ = _readable(chunks, late)
-    discard(chunks.storage, [key for key, _ in _heed(chunks, told)])
+            with suppress(SessionFenced, StepNotFound):  # it was moved meanwhile, or is gone
+                tag(chunks, record.name, commit, instead_of=record.document)
 
 
-def enter_tags(chunks: ChunkStore) -> list[tuple[str, str]]:
-    """Let the catalog know the tags that storage tells of; the documents that do not count, each with the reason."""
-    keys = [info.key for info in chunks.storage.list(tagging.PREFIX) if tagging.is_tag_key(info.key)]
-    told, damaged = _readable(chunks, keys)
-    return [*damaged, *_heed(chunks, told)]
+def tag_keys(chunks: ChunkStore) -> list[str]:
+    """Where documents of tags lie in storage."""
+    return [info.key for info in chunks.storage.list(tagging.PREFIX) if tagging.is_tag_key(info.key)]
+
+
+def unknown_tags(chunks: ChunkStore) -> Iterator[str]:
+    """Documents of tags that the catalog does not know, though it has their commits: of a newer catalog than this."""
+    unknown = chunks.catalog.unknown(Objects(sorted(tag_keys(chunks)))).documents
+    told, _ = _readable(chunks, unknown)
+    return (key for key, one in told.items() if chunks.catalog.by_id(one.commit) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class EnteredTags:
+    """What does not count of the documents of tags, each with the reason: what cannot be used, and what was moved."""
+
+    useless: list[tuple[str, str]]
+    superseded: list[tuple[str, str]]
+
+
+def enter_tags(chunks: ChunkStore) -> EnteredTags:
+    """Let a catalog that nobody else uses know the tags that storage tells of."""
+    told, useless = _readable(chunks, tag_keys(chunks))
+    newest: dict[tuple[str, str], str] = {}
+    superseded = []
+    for key, one in sorted(told.items(), key=lambda item: (item[1].created, item[0])):
+        older = newest.get((one.run, one.name))
+        if older is not None:
+            superseded.append((older, f"the tag {one.name!r} of run {one.run!r} was moved later"))
+        newest[one.run, one.name] = key
+    live = {commit.id: commit for commit in chunks.catalog.commits()} if newest else {}
+    records = []
+    for (run, name), key in newest.items():
+        commit = live.get(told[key].commit)
+        if commit is None or commit.run != run:
+            useless.append((key, f"the tag {name!r} of run {run!r} is of a commit that is not there"))
+        else:
+            records.append(TagRecord(run, name, commit.id, commit.step, key))
+    chunks.catalog.enter_tags(records)
+    return EnteredTags(useless, superseded)
 
 
 def check_tags(chunks: ChunkStore) -> Iterator[Problem]:
-    """Damage to the documents of tags. One that is not there is no damage: gc stores it."""
-    for record in filter(lambda record: record.document, chunks.catalog.tags()):
-        try:
-            told = _read(chunks, record.document)
-        except ObjectNotFound:
-            continue
-        except DAMAGE as error:
-            yield Problem(record.document, f"{error}; give {record.run}@{record.step} the tag {record.name!r} again")
-        else:
-            if (told.run, told.name, told.commit) != (record.run, record.name, record.commit):
-                yield Problem(record.document, f"tells of another tag than {record.name!r} of run {record.run!r}")
+    """What is wrong with the documents of tags. Those that gc has yet to store, of an older schema, are not missed."""
+    records = [record for record in chunks.catalog.tags() if record.document]
+    told, damaged = _readable(chunks, [record.document for record in records])
+    reasons = dict(damaged)
+    for record in records:
+        here, found = f"the tag {record.name!r} of {record.run}@{record.step}", told.get(record.document)
+        if found is None:
+            advice = "the next gc stores what is missing; what is damaged, tag again"
+            yield Problem(record.document, f"{here}: {reasons[record.document]}: {advice}")
+        elif (found.run, found.name, found.commit) != (record.run, record.name, record.commit):
+            yield Problem(record.document, f"tells of something else than {here}: tag again")
 
 
-def _heed(chunks: ChunkStore, told: Mapping[str, TagDocument]) -> Iterator[tuple[str, str]]:
-    """Point each tag where the newest of the documents says, unless the catalog's own is newer; as `enter_tags`."""
-    known = {(record.run, record.name): record for record in chunks.catalog.tags()}
-    for key, one in sorted(told.items(), key=lambda item: item[1].created):
-        here, record = f"the tag {one.name!r} of run {one.run!r}", known.get((one.run, one.name))
-        if record is not None and record.document != key and one.created <= _created(chunks, record):
-            yield key, f"{here} was moved later"
-            continue
-        commit = chunks.catalog.by_id(one.commit)
-        if commit is None or commit.run != one.run or commit.deleted is not None:
-            yield key, f"{here} is of a commit that is not there"
-            continue
-        older = chunks.catalog.tag(one.name, commit, key)
-        if older and older != key:
-            yield older, f"{here} was moved later"
-
-
-def _created(chunks: ChunkStore, record: TagRecord) -> float:
-    told, _ = _readable(chunks, [record.document])
-    return told[record.document].created if told else record.created
-
-
-def _store(chunks: ChunkStore, key: str, run: str, name: str, commit: str, created: float) -> None:
-    written = TagDocument(store=chunks.config.id, run=run, name=name, commit=commit, created=created)
-    chunks.storage.put(key, [tagging.encode(written, key, chunks.sealer)])
+def _remove(chunks: ChunkStore, key: str | None) -> None:
+    """Where this fails, gc does it."""
+    if key:
+        with suppress(StorageError, CatalogError):
+            chunks.storage.delete(key)
+            chunks.catalog.settle(Objects([key]))
 
 
 def _readable(chunks: ChunkStore, keys: Iterable[str]) -> tuple[dict[str, TagDocument], list[tuple[str, str]]]:
     """What the documents tell; and those that cannot be read, each with the reason."""
+    keys = list(keys)
     told, damaged = dict[str, TagDocument](), list[tuple[str, str]]()
-    for key in keys:
-        try:
-            told[key] = _read(chunks, key)
-        except DAMAGE as error:
-            damaged.append((key, str(error)))
+    for key, found in zip(keys, each(keys, lambda key: _read(chunks, key)), strict=True):
+        if isinstance(found, str):
+            damaged.append((key, found))
+        else:
+            told[key] = found
     return told, damaged
 
 
-def _read(chunks: ChunkStore, key: str) -> TagDocument:
-    """Raises CorruptData for what no writer of this store makes, and ObjectNotFound."""
-    told = tagging.decode(chunks.storage.get(key), key, chunks.sealer)
+def _read(chunks: ChunkStore, key: str) -> TagDocument | str:
     try:
+        told = tagging.decode(chunks.storage.get(key), key, chunks.sealer)
         check_name("run", told.run)
         check_name("tag", told.name)
-    except InvalidArgument as error:
-        raise CorruptData(f"{key}: {error}") from None
-    if told.store != chunks.config.id or not math.isfinite(told.created):
-        raise CorruptData(f"{key} is of another store, or of no time")
+    except (*DAMAGE, InvalidArgument) as error:
+        return str(error)
+    if told.store != chunks.config.id or not math.isfinite(told.created) or not _COMMIT.fullmatch(told.commit):
+        return f"tag document {key} is of another store, or of no commit or time"
     return told

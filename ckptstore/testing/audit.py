@@ -151,7 +151,7 @@ def assert_nothing_leaked(place: Place) -> None:
     To be called when nobody writes: it lets the time of every session pass.
     """
     expire_sessions(place)
-    age_leftovers(place)
+    age_temporary(place)
     with site_of(place).open() as store:
         store.gc(grace=0)
     stored = files(place)
@@ -183,10 +183,9 @@ def expire_sessions(place: Place) -> None:
         connection.exec_driver_sql("UPDATE sessions SET expires = 0")
 
 
-def age_leftovers(place: Place) -> None:
-    """Let a long time pass since unfinished files and the documents of tags were written; those of a folder."""
-    folder = Path(site_of(place).url)
-    for path in [*folder.rglob(f"{TEMPORARY}*"), *folder.glob("tags/*")]:
+def age_temporary(place: Place) -> None:
+    """Let a long time pass since unfinished files were written; only folders have some."""
+    for path in Path(site_of(place).url).rglob(f"{TEMPORARY}*"):
         os.utime(path, (0, 0))
 
 

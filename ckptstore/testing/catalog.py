@@ -19,11 +19,22 @@ from contextlib import closing
 
 import pytest
 
-from ckptstore.catalog.base import Catalog, CatalogStats, TagRecord
-from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, TagNotFound
+from ckptstore.catalog.base import Catalog, CatalogStats, Objects, TagRecord
+from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, StepProtected, TagNotFound
 from ckptstore.testing.catalog_deltas import CatalogDeltasConformance
 from ckptstore.testing.catalog_gc import CatalogGcConformance
-from ckptstore.testing.catalog_making import LEASE, begin, collect, delete, digest, make, new_commit, new_pack, states
+from ckptstore.testing.catalog_making import (
+    LEASE,
+    begin,
+    collect,
+    delete,
+    digest,
+    make,
+    new_commit,
+    new_pack,
+    states,
+    tag,
+)
 from ckptstore.testing.catalog_upkeep import CatalogUpkeepConformance
 
 
@@ -176,16 +187,15 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
 
     def test_tags(self, catalog: Catalog) -> None:
         first, second = make(catalog, new_commit(0)), make(catalog, new_commit(1))
-        assert catalog.tag("best", first, "tags/1") is None
-        assert catalog.tag("good", first, "tags/2") is None
+        assert tag(catalog, "best", first, "tags/1") is None
+        assert tag(catalog, "good", first, "tags/2") is None
         assert catalog.find("main", "best").tags == ("best", "good")
-        assert catalog.tag("best", second, "tags/3") == "tags/1"
-        best = TagRecord("main", "best", second.id, 1, second.created, "tags/3")
-        good = TagRecord("main", "good", first.id, 0, first.created, "tags/2")
+        assert tag(catalog, "best", second, "tags/3") == "tags/1"
+        best, good = TagRecord("main", "best", second.id, 1, "tags/3"), TagRecord("main", "good", first.id, 0, "tags/2")
         assert catalog.tags("main") == [best, good]
         assert [commit.tags for commit in catalog.commits("main")] == [("good",), ("best",)]
         other = make(catalog, new_commit(0, run="exp-7"))
-        assert catalog.tag("good", other, "tags/4") is None
+        assert tag(catalog, "good", other, "tags/4") is None
         assert catalog.untag("main", "best") == "tags/3"
         assert catalog.tags("main") == [good]
         assert [tag.run for tag in catalog.tags()] == ["exp-7", "main"]
@@ -195,8 +205,39 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
         catalog.delete([second])
         make(catalog, new_commit(1, content="anew"))
         with pytest.raises(StepNotFound, match="step 1 of run 'main' is another now"):
-            catalog.tag("good", second, "tags/5")
+            tag(catalog, "good", second, "tags/5")
         assert catalog.tags("main") == [good]
+
+    def test_documents_of_tags_are_for_gc_when_they_do_not_tell_one_any_more(self, catalog: Catalog) -> None:
+        commit = make(catalog, new_commit(0))
+        tag(catalog, "best", commit, "tags/1")
+        assert tag(catalog, "best", commit, "tags/2", instead_of="tags/1") == "tags/1"
+        for number, older in ((3, "tags/1"), (4, "")):
+            with pytest.raises(SessionFenced, match="'best' of run 'main' was moved"):
+                tag(catalog, "best", commit, f"tags/{number}", instead_of=older)
+        with pytest.raises(SessionFenced, match="'good' of run 'main' was moved"):
+            tag(catalog, "good", commit, "tags/5", instead_of="tags/1")
+        everything = [f"tags/{number}" for number in range(1, 8)]
+        assert catalog.unknown(Objects(everything)).documents == ["tags/6", "tags/7"]
+        assert catalog.garbage(0) == Objects(["tags/1"], [])
+        assert collect(catalog) == (["tags/1"], [])
+        assert catalog.gone(Objects(everything)).documents == ["tags/1"]
+        catalog.untag("main", "best")
+        assert collect(catalog) == (["tags/2"], [])
+        with pytest.raises(SessionFenced, match="tag again"):
+            catalog.tag(catalog.open_session(LEASE), "best", commit, "tags/6")
+        assert catalog.tags() == []
+
+    def test_tags_are_entered_all_at_once(self, catalog: Catalog) -> None:
+        commits = [make(catalog, new_commit(step)) for step in range(2)]
+        tag(catalog, "best", commits[0], "tags/1")
+        told = [TagRecord("main", name, commits[1].id, 1, f"tags/{name}") for name in ("best", "good")]
+        for _ in range(2):
+            catalog.enter_tags(told)
+            assert catalog.tags("main") == told
+        delete(catalog, "main", 0)
+        with pytest.raises(StepProtected):
+            delete(catalog, "main", 1)
 
     def test_a_commit_ends_its_session(self, catalog: Catalog) -> None:
         session = begin(catalog, new := new_commit(0))

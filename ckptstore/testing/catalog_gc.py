@@ -9,7 +9,18 @@ import pytest
 
 from ckptstore.catalog.base import Catalog, Objects
 from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, StepProtected
-from ckptstore.testing.catalog_making import LEASE, begin, collect, delete, digest, make, new_commit, new_pack, states
+from ckptstore.testing.catalog_making import (
+    LEASE,
+    begin,
+    collect,
+    delete,
+    digest,
+    make,
+    new_commit,
+    new_pack,
+    states,
+    tag,
+)
 
 
 class CatalogGcConformance:
@@ -36,7 +47,7 @@ class CatalogGcConformance:
     def test_delete_is_all_or_none(self, catalog: Catalog) -> None:
         for step in range(3):
             make(catalog, new_commit(step))
-        catalog.tag("best", catalog.find("main", 2), "tags/1")
+        tag(catalog, "best", catalog.find("main", 2), "tags/1")
         with pytest.raises(StepNotFound, match="no step 7"):
             delete(catalog, "main", 0, 7)
         with pytest.raises(StepProtected, match="'best' holds step 2"):
@@ -57,7 +68,7 @@ class CatalogGcConformance:
 
     def test_a_moved_tag_does_not_protect(self, catalog: Catalog) -> None:
         for step in range(2):
-            catalog.tag("best", make(catalog, new_commit(step)), f"tags/{step}")
+            tag(catalog, "best", make(catalog, new_commit(step)), f"tags/{step}")
         delete(catalog, "main", 0)
         assert catalog.steps("main") == [1]
 

@@ -52,6 +52,13 @@ def new_commit(
     )
 
 
+def tag(catalog: Catalog, name: str, commit: CommitRecord, document: str, instead_of: str | None = None) -> str | None:
+    """Point a tag at a commit, in a session of its own; the document that told it before."""
+    session = catalog.open_session(LEASE)
+    catalog.reserve(session, (), document)
+    return catalog.tag(session, name, commit, document, instead_of)
+
+
 def begin(catalog: Catalog, new: NewCommit) -> str:
     """A session that has reserved what `new` brings; only the commit is left to do."""
     session = catalog.open_session(LEASE)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ckptstore.catalog.base import NewCommit, Objects
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.errors import NotFound, SessionFenced, StepExists, StepNotFound, StepProtected, TagNotFound
-from ckptstore.testing.catalog_making import LEASE, delete, digest, new_commit, new_pack
+from ckptstore.testing.catalog_making import LEASE, delete, digest, new_commit, new_pack, tag
 
 CHUNKS = ["a", "b", "c"]
 STEPS = st.integers(0, 2)
@@ -170,10 +170,11 @@ class CatalogMachine(RuleBasedStateMachine):
         assert commit is not None
         if commit.id in self.deleted:
             with pytest.raises(StepNotFound):
-                self.catalog.tag(name, commit, "never")
+                tag(self.catalog, name, commit, uuid.uuid4().hex)
         else:
-            document = uuid.uuid4().hex
-            assert self.catalog.tag(name, commit, document) == self.tags.get(name, (0, None))[1]
+            document = f"tags/{uuid.uuid4().hex}"
+            self.objects.add(document)
+            assert tag(self.catalog, name, commit, document) == self.tags.get(name, (0, None))[1]
             self.tags[name] = commit.step, document
 
     @precondition(lambda self: self.commits)
@@ -226,6 +227,7 @@ class CatalogMachine(RuleBasedStateMachine):
     def nothing_is_leaked(self):
         open_documents = {writer.new.document for writer in self.writers.values() if writer.open}
         owned = {new.document for new in self.commits.values()} | open_documents
+        owned |= {document for _, document in self.tags.values()}
         documents = {name for name in self.objects if "/" in name}
         purged = {self.commits[name].document for name in self.deleted}
         assert documents - owned | purged == set(self.catalog.garbage(0).documents)

@@ -72,4 +72,6 @@ def test_a_warning_is_one_line(url):
     command = [sys.executable, "-m", "ckptstore", "steps", url, "--read-only"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "200"]
-    assert done.stderr.startswith("warning: manifests/main/000000000100.") and len(done.stderr.splitlines()) == 1
+    commit, tag = done.stderr.splitlines()
+    assert commit.startswith("warning: manifests/main/000000000100.")
+    assert tag.startswith("warning: tags/") and tag.endswith("is of a commit that is not there")
