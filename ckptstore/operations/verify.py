@@ -26,7 +26,7 @@ from ckptstore.operations.check_packs import Check, check_data, check_footer, ch
 from ckptstore.operations.manifests import users_of
 from ckptstore.operations.orphans import OLDER, unknown_commits
 from ckptstore.operations.problem import Problem
-from ckptstore.operations.tags import check_tags
+from ckptstore.operations.tags import check_tags, unknown_tags
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage.base import ObjectInfo
 
@@ -104,7 +104,7 @@ def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None =
     wanted: set[bytes] = set()
     found = [Problem("catalog", detail) for detail in chunks.catalog.check()]
     found += _check_commits(chunks, commits, scope, wanted)
-    found += check_tags(chunks) if scope.includes("footers") else []
+    found += _check_tags(chunks, scope)
     found += _without_taken_packs(chunks, list(_check_packs(chunks, chosen, scope, advance)))
     missing = wanted - chunks.catalog.locate(list(wanted)).keys()
     users = users_of(chunks, missing | {problem.digest for problem in found if problem.digest})
@@ -139,6 +139,14 @@ def _check_commits(
             yield from problems
     for key in unknown_commits(chunks, filter(is_document_key, there)):
         yield Problem(key, f"a whole commit that the catalog does not know: {OLDER}")
+
+
+def _check_tags(chunks: ChunkStore, scope: Scope) -> Iterator[Problem]:
+    if scope.includes("footers"):
+        yield from check_tags(chunks)
+    if scope.includes("sizes"):
+        for key in unknown_tags(chunks):
+            yield Problem(key, f"a tag that the catalog does not know: {OLDER}")
 
 
 def _check_packs(chunks: ChunkStore, chosen: Sequence[PackRecord], scope: Scope, advance: Advance) -> Iterator[Problem]:

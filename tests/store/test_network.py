@@ -199,7 +199,7 @@ def test_any_reply_of_the_database_may_be_lost(far_postgres, tmp_path):
             if losing.seen < step:
                 break
         proxy.lose_reply_to = lambda _: False
-    assert 10 < step < 100
+    assert 10 < step < 200  # more on a slow machine, which gives connections back in between
     assert 5 < shown < step - 5
     assert_as_it_should_be(site, {("main", done) for done in range(1, step + 1)})
 

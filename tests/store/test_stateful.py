@@ -210,7 +210,7 @@ def test_random_use(sites, tmp_path):
     run_state_machine_as_test(
         lambda: StoreMachine(sites()),  # type: ignore[arg-type]  # a maker will do
         settings=settings(
-            max_examples=12 if here else 3,  # each operation on a server takes a hundred times as long
+            max_examples=8 if here else 3,  # each operation on a server takes a hundred times as long
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -191,6 +191,9 @@ def test_gc_under_an_older_catalog_refuses_what_could_cost_a_tagged_commit(place
         with pytest.raises(GcRefused, match=r"tags/\w+.tag is a tag that the catalog .* does not know.* rebuild it"):
             store.gc(keep=ckptstore.KeepLast(1), grace=0, sweep=sweep)
         assert store.steps() == [0, 1, 2]
+        assert store.verify("catalog").ok
+        (problem,) = store.verify("sizes").problems
+        assert problem.object.startswith("tags/") and "rebuild it" in problem.detail
     assert rebuilt(place) == ({"best": 0}, [])
     with ckptstore.open(place) as store:
         assert store.gc(keep=ckptstore.KeepLast(1), grace=0, sweep=sweep).deleted == (1,)
