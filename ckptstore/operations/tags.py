@@ -105,11 +105,13 @@ def enter_tags(chunks: ChunkStore) -> EnteredTags:
 
 
 def check_tags(chunks: ChunkStore) -> Iterator[Problem]:
-    """What is wrong with the documents of tags. Those that gc has yet to store, of an older schema, are not missed."""
+    """What is wrong with the documents of tags. Those that gc has yet to store, of an older schema, are not missed, nor
+    those of tags that are moved or removed meanwhile.
+    """
     records = [record for record in chunks.catalog.tags() if record.document]
     told, damaged = _readable(chunks, [record.document for record in records])
-    reasons = dict(damaged)
-    for record in records:
+    reasons, still = dict(damaged), set(chunks.catalog.tags())
+    for record in filter(still.__contains__, records):
         here, found = f"the tag {record.name!r} of {record.run}@{record.step}", told.get(record.document)
         if found is None:
             advice = "the next gc stores what is missing; what is damaged, tag again"

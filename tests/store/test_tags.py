@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from ckptstore.errors import (
     StorageReadOnly,
 )
 from ckptstore.format import envelope
+from ckptstore.operations.tags import check_tags
 from ckptstore.store import Store
 from ckptstore.testing.audit import Site, assert_nothing_leaked, expire_sessions, site_of
 from ckptstore.testing.catalog_faults import failing_catalog
@@ -223,7 +225,7 @@ def test_that_of_a_commit_that_is_missing_for_now_stays(place, tmp_path):
     with ckptstore.open(place) as store:
         store.gc(keep=ckptstore.KeepLast(1), grace=0, sweep=True)
     shutil.copy(tmp_path / "away", document)
-    assert len(documents(place)) == 1
+    assert rebuilt(place)[0] == {"best": 0}
 
 
 def test_gc_stores_what_is_missing(place):
@@ -236,6 +238,17 @@ def test_gc_stores_what_is_missing(place):
         assert store.verify().ok
     assert_nothing_leaked(place)
     assert rebuilt(place) == ({"best": 1}, [])
+
+
+@pytest.mark.parametrize("act", [move, remove])
+def test_what_is_moved_or_removed_while_it_is_verified_is_no_damage(place, act):
+    with ckptstore.open(place) as other:
+        other.tag("best", 0)
+        parts = site_of(place).parts()
+        meanwhile = Meanwhile(parts.storage, "get", partial(act, other))
+        assert list(check_tags(replace(parts, storage=meanwhile))) == []
+        assert meanwhile.happened
+        assert other.verify().ok
 
 
 def test_gc_does_not_move_back_what_is_moved_meanwhile(place):
