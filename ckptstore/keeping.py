@@ -145,7 +145,7 @@ class Keeping:
         Damaged packs are retired: what is whole in them, or lies elsewhere, is stored anew, as is what rests on them
         and can be read all the same. Nothing else is found in them any more, so that the next commit of the same chunks
         heals what is still lost. They stay in storage as long as anything is lost. Manifest documents are mended from
-        the catalog, and the catalog's from them.
+        the catalog, and the catalog's from them; documents of tags are stored anew.
         """
         return self.plan_repair(source, progress=progress).execute(progress)
 

@@ -64,19 +64,22 @@ def _print_plan(plan: RepairPlan) -> None:
         print_table(_LOST, [*rows, [f"… and {more:,} more"]] if more > 0 else rows)
         click.echo()
     click.echo(f"to retire: {text.count(len(plan.packs), 'damaged pack')}")
-    click.echo(f"to save: {text.count(plan.saved, 'chunk')}, {text.count(len(plan.documents), 'manifest')}")
+    manifests, tags = text.count(len(plan.documents), "manifest"), text.count(len(plan.tags), "tag")
+    click.echo(f"to save: {text.count(plan.saved, 'chunk')}, {manifests}, {tags}")
     click.echo(f"lost: {text.count(len(plan.lost), 'leaf', 'leaves')}")
 
 
 def _done(report: RepairReport) -> str:
-    saved = f"saved {text.count(report.chunks, 'chunk')} and {text.count(report.documents, 'manifest')}"
+    manifests, tags = text.count(report.documents, "manifest"), text.count(report.tags, "tag")
+    saved = f"saved {text.count(report.chunks, 'chunk')}, {manifests} and {tags}"
     return f"retired {text.count(report.packs, 'pack')}, {saved}; lost {text.count(len(report.lost), 'leaf', 'leaves')}"
 
 
 def _plan_json(plan: RepairPlan) -> dict[str, Any]:
-    return {"packs": list(plan.packs), "chunks": plan.saved, "manifests": list(plan.documents), "lost": list(plan.lost)}
+    documents = {"manifests": list(plan.documents), "tags": list(plan.tags)}
+    return {"packs": list(plan.packs), "chunks": plan.saved, **documents, "lost": list(plan.lost)}
 
 
 def _report_json(report: RepairReport) -> dict[str, Any]:
-    counts = {"packs": report.packs, "chunks": report.chunks, "manifests": report.documents}
+    counts = {"packs": report.packs, "chunks": report.chunks, "manifests": report.documents, "tags": report.tags}
     return {**counts, "lost": list(report.lost)}

@@ -3,27 +3,29 @@
 A damaged pack is retired: nothing is found in it any more, so that the next commit of the same chunks stores them
 anew and heals the commits that lost them. What is whole in it, or lies elsewhere, moves into new packs. It is kept in
 storage as long as anything is lost. What rests on a chunk that goes, and can be read all the same, is stored whole
-before it goes. A manifest document is in the catalog and in storage; one mends the other.
+before it goes. A manifest document is in the catalog and in storage; one mends the other. The catalog mends documents
+of tags.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewPack, Rewrite
+from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewPack, Rewrite, TagRecord
 from ckptstore.chunkstore import ChunkStore, Piece
 from ckptstore.chunkstore.grouping import groups
-from ckptstore.errors import CorruptData, ObjectNotFound, StepNotFound
-from ckptstore.format import document, version
+from ckptstore.format import version
 from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.manifests import any_document, document_digests, users_of
+from ckptstore.operations.mend_documents import address_of, mend, unreadable, whole_document
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
+from ckptstore.operations.tags import store_again
 from ckptstore.operations.verify import Scope, verify
 from ckptstore.progress import ProgressCallback, meter
 
@@ -38,12 +40,14 @@ class RepairReport:
         packs: damaged packs that were retired.
         chunks: chunks that were saved from them or found elsewhere.
         documents: manifest documents that were mended, in storage or in the catalog.
+        tags: those whose document was stored anew.
         lost: leaves that are still damaged, as "run@step path", or "run@step" for a whole commit.
     """
 
     packs: int
     chunks: int
     documents: int
+    tags: int
     lost: tuple[str, ...]
 
 
@@ -56,6 +60,7 @@ class RepairPlan:
         saved: chunks that can be saved: they are whole in a damaged pack, or lie elsewhere, or rest on what is damaged
             and can be read all the same.
         documents: steps whose manifest document would be mended, as "run@step".
+        tags: those whose document would be stored anew, as "run@tag".
         lost: leaves that would stay damaged, as "run@step path", or "run@step" for a whole commit. At most these: what
             can be read only once bad copies are gone, or others have come back, is not tried before.
     """
@@ -65,6 +70,7 @@ class RepairPlan:
     packs: tuple[str, ...]
     saved: int
     documents: tuple[str, ...]
+    tags: tuple[str, ...]
     lost: tuple[str, ...]
 
     def execute(self, progress: ProgressCallback | None = None) -> RepairReport:
@@ -81,14 +87,15 @@ class RepairPlan:
         known = chunks.catalog.packs()
         sizes = {pack.name: pack.size for pack in known if pack.name in bad or pack.state == "damaged"}
         advance = meter(progress, "repair", sum(sizes.values()))
-        documents = sum(_mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
+        documents = sum(mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
+        tags = sum(store_again(chunks, record) for record in chunks.catalog.tags() if _tag_address(record) in self.tags)
         for pack in self.packs:
             saved += _retire(chunks, pack, bad, self.source)
             advance(sizes.pop(pack, 0))
         saved += _heal(chunks, self.source)
         if sizes:
             advance(sum(sizes.values()))
-        return RepairReport(len(self.packs), saved, documents, _still_lost(chunks))
+        return RepairReport(len(self.packs), saved, documents, tags, _still_lost(chunks))
 
 
 def plan_repair(
@@ -107,13 +114,14 @@ def plan_repair(
     resting = set().union(*_resting(chunks, needs, saved, set(packs)).values())
     saved |= {found for found, _ in _rescued(chunks, packs, source, resting)}
     suspects = _commits(chunks, {leaf for problem in problems if not problem.digest for leaf in problem.affected})
-    mended = {_address(commit): _whole_document(chunks, commit, source) is not None for commit in suspects}
+    mended = {address_of(commit): whole_document(chunks, commit, source) is not None for commit in suspects}
     return RepairPlan(
         chunks=chunks,
         source=source,
         packs=packs,
         saved=len(saved),
         documents=tuple(sorted(address for address, can in mended.items() if can)),
+        tags=tuple(sorted(_tag_address(record) for record in chunks.catalog.tags() if record.document in objects)),
         lost=(
             *sorted(address for address, can in mended.items() if not can),
             *_leaves(users_of(chunks, wanted - saved, saved)),
@@ -121,12 +129,12 @@ def plan_repair(
     )
 
 
-def _address(commit: CommitRecord) -> str:
-    return f"{commit.run}@{commit.step}"
+def _tag_address(record: TagRecord) -> str:
+    return f"{record.run}@{record.name}"
 
 
 def _commits(chunks: ChunkStore, addresses: set[str]) -> list[CommitRecord]:
-    return [commit for commit in chunks.catalog.commits(deleted=True) if _address(commit) in addresses]
+    return [commit for commit in chunks.catalog.commits(deleted=True) if address_of(commit) in addresses]
 
 
 # packs
@@ -253,55 +261,13 @@ def _store(chunks: ChunkStore, session: str, found: Iterator[tuple[bytes, memory
 
 def _still_lost(chunks: ChunkStore) -> tuple[str, ...]:
     """Commits and leaves. Nothing is lost any more that only those chunks rested on which are whole by now."""
-    lost, unreadable = set(chunks.catalog.lost()), _unreadable(chunks)
+    lost, commits = set(chunks.catalog.lost()), unreadable(chunks)
     users = users_of(chunks, lost)
     needless = lost - users.keys()
-    if needless and not unreadable:  # nobody knows what these need
+    if needless and not commits:  # nobody knows what these need
         chunks.catalog.forget_lost(sorted(needless))
-    return (*unreadable, *_leaves(users))
+    return (*commits, *_leaves(users))
 
 
 def _leaves(users: Mapping[bytes, Collection[str]]) -> tuple[str, ...]:
     return tuple(sorted({leaf for leaves in users.values() for leaf in leaves}))
-
-
-# manifest documents
-
-
-def _unreadable(chunks: ChunkStore) -> list[str]:
-    return [_address(commit) for commit in chunks.catalog.commits(deleted=True) if not _is_readable(chunks, commit)]
-
-
-def _is_readable(chunks: ChunkStore, commit: CommitRecord) -> bool:
-    return _valid(chunks, commit, lambda: chunks.catalog.manifest(commit.id)) is not None
-
-
-def _mend(chunks: ChunkStore, commit: CommitRecord, source: ChunkStore | None) -> bool:
-    """Put a whole document wherever it is not."""
-    whole = _whole_document(chunks, commit, source)
-    if whole is None:
-        return False
-    if _valid(chunks, commit, lambda: chunks.catalog.manifest(commit.id)) is None:
-        chunks.catalog.replace_manifest(commit.id, whole)
-    if _valid(chunks, commit, lambda: chunks.storage.get(commit.document)) != whole:
-        chunks.storage.delete(commit.document)
-        chunks.storage.put(commit.document, [whole])
-    return True
-
-
-def _whole_document(chunks: ChunkStore, commit: CommitRecord, source: ChunkStore | None) -> bytes | None:
-    places = [lambda: chunks.catalog.manifest(commit.id), lambda: chunks.storage.get(commit.document)]
-    if source is not None:
-        places.append(lambda: source.catalog.manifest(commit.id))
-    return next((data for place in places if (data := _valid(chunks, commit, place)) is not None), None)
-
-
-def _valid(chunks: ChunkStore, commit: CommitRecord, read: Callable[[], bytes]) -> bytes | None:
-    """The document's bytes if they are those of the commit."""
-    try:
-        data = read()
-        written = chunks.decode_document(data, commit.document)
-    except (CorruptData, ObjectNotFound, StepNotFound):
-        return None
-    digest = chunks.digest.compute(document.encode_manifest(written.manifest))
-    return data if (written.id, written.content, digest) == (commit.id, commit.content, commit.content) else None

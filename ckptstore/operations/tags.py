@@ -56,10 +56,20 @@ def store_missing(chunks: ChunkStore) -> None:
     records = chunks.catalog.tags()
     stored = set(tag_keys(chunks)) if records else set()
     for record in records:
-        commit = None if record.document in stored else chunks.catalog.by_id(record.commit)
-        if commit is not None:
-            with suppress(SessionFenced, StepNotFound):  # it was moved meanwhile, or is gone
-                tag(chunks, record.name, commit, instead_of=record.document)
+        if record.document not in stored:
+            store_again(chunks, record)
+
+
+def store_again(chunks: ChunkStore, record: TagRecord) -> bool:
+    """Give a tag another document in storage, unless it is moved or removed meanwhile; whether it has it."""
+    commit = chunks.catalog.by_id(record.commit)
+    if commit is None:
+        return False
+    try:
+        tag(chunks, record.name, commit, instead_of=record.document)
+    except (SessionFenced, StepNotFound):
+        return False
+    return True
 
 
 def tag_keys(chunks: ChunkStore) -> list[str]:
@@ -114,10 +124,9 @@ def check_tags(chunks: ChunkStore) -> Iterator[Problem]:
     for record in filter(still.__contains__, records):
         here, found = f"the tag {record.name!r} of {record.run}@{record.step}", told.get(record.document)
         if found is None:
-            advice = "the next gc stores what is missing; what is damaged, tag again"
-            yield Problem(record.document, f"{here}: {reasons[record.document]}: {advice}")
+            yield Problem(record.document, f"{here}: {reasons[record.document]}; run repair")
         elif (found.run, found.name, found.commit) != (record.run, record.name, record.commit):
-            yield Problem(record.document, f"tells of something else than {here}: tag again")
+            yield Problem(record.document, f"tells of something else than {here}; run repair")
 
 
 def _remove(chunks: ChunkStore, key: str | None) -> None:

@@ -62,7 +62,7 @@ def test_a_whole_store_needs_no_repair(place):
     with site_of(place).open() as store:
         plan = store.plan_repair()
         assert (plan.packs, plan.saved, plan.documents, plan.lost) == ((), 0, (), ())
-        assert store.repair() == ckptstore.RepairReport(0, 0, 0, ())
+        assert store.repair() == ckptstore.RepairReport(0, 0, 0, 0, ())
     assert files(place) == before
     assert assert_whole(place) == {("main", step) for step in range(STEPS)}
 

@@ -233,7 +233,7 @@ def test_gc_stores_what_is_missing(place):
         store.tag("best", 1)
         (place / "tags" / documents(place)[0]).unlink()
         (problem,) = store.verify().problems
-        assert re.match("the tag 'best' of main@1: no object at .*: the next gc stores what is missing", problem.detail)
+        assert re.match("the tag 'best' of main@1: no object at .*; run repair", problem.detail)
         store.gc()
         assert store.verify().ok
     assert_nothing_leaked(place)
@@ -306,14 +306,55 @@ def test_damage_is_told_and_never_costs_the_tag(place):
         documents["best"].write_bytes(damaged)
         (problem,) = store.verify().problems
         assert problem.object == f"tags/{documents['best'].name}"
-        assert problem.detail.endswith("what is damaged, tag again")
+        assert problem.detail.endswith("run repair")
         store.gc()
         assert store.tags() == {"best": 1, "good": 0}
         documents["best"].write_bytes(documents["good"].read_bytes())
-        assert "tells of something else than the tag 'best' of main@1" in store.verify().problems[0].detail
+        (problem,) = store.verify().problems
+        assert problem.detail == "tells of something else than the tag 'best' of main@1; run repair"
         store.tag("best", 1)
         assert store.verify().ok
     assert rebuilt(place) == ({"best": 1, "good": 0}, [])
+
+
+def test_a_repair_stores_damaged_and_missing_documents_anew(place):
+    with ckptstore.open(place, run="other") as store:
+        store.commit({"w": torch.ones(3)}, step=5)
+        store.tag("best", 5)
+    with ckptstore.open(place) as store:
+        for name in ("best", "good", "gone", "other"):
+            store.tag(name, 1)
+        documents = {(tag.run, tag.name): place / tag.document for tag in store._parts.catalog.tags()}
+        documents["main", "best"].write_bytes(b"nonsense")
+        documents["main", "good"].write_bytes(documents["other", "best"].read_bytes())
+        documents["main", "gone"].unlink()
+        plan = store.plan_repair()
+        assert plan.tags == ("main@best", "main@gone", "main@good")
+        assert (plan.packs, plan.documents, plan.lost) == ((), (), ())
+        assert len(store.verify().problems) == 3
+        report = plan.execute()
+        assert (report.tags, report.documents, report.lost) == (3, 0, ())
+        assert store.verify().ok
+        assert store.tags() == {"best": 1, "good": 1, "gone": 1, "other": 1}
+        assert store.plan_repair().tags == ()
+    assert documents["main", "other"].exists()
+    assert len(list((place / "tags").iterdir())) == 5
+    assert rebuilt(place) == ({"best": 1, "good": 1, "gone": 1, "other": 1}, [])
+
+
+def test_a_repair_leaves_a_tag_where_it_was_moved_to_meanwhile(place):
+    with ckptstore.open(place) as store:
+        for name in ("moved", "removed"):
+            store.tag(name, 1)
+        for document in (place / "tags").iterdir():
+            document.write_bytes(b"nonsense")
+        plan = store.plan_repair()
+        store.tag("moved", 2)
+        store.untag("removed")
+        plan.execute()
+        assert store.tags() == {"moved": 2}
+        assert store.verify().ok
+    assert rebuilt(place) == ({"moved": 2}, [])
 
 
 DEEP = b"\x91" * 200_000
