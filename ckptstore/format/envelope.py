@@ -30,6 +30,8 @@ def wrap(decoded: bytes, magic: bytes) -> bytes:
 
 def unwrap(data: bytes, magic: bytes, name: str) -> bytes:
     """What was wrapped. Raises CorruptData naming the document."""
+    if len(data) < _HEAD.size:
+        raise CorruptData(f"{name}: it was cut short")
     try:
         found, length, decoded_length, _ = _HEAD.unpack_from(data)
         body = data[_HEAD.size : -len(_END)]
@@ -40,7 +42,7 @@ def unwrap(data: bytes, magic: bytes, name: str) -> bytes:
         if zstandard.frame_content_size(body) != decoded_length or decoded_length > _most_decoded(length):
             raise CorruptData(f"{name}: its body is not of the size that its head says")
         return zstandard.ZstdDecompressor().decompress(body)
-    except (struct.error, zstandard.ZstdError) as error:
+    except zstandard.ZstdError as error:
         raise CorruptData(f"{name}: {error}") from error
 
 

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 
 from ckptstore.catalog.base import Catalog, CommitRecord, Objects
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import GcRefused, InvalidArgument, ObjectNotFound, StepNotFound, StepProtected, StorageFull
+from ckptstore.errors import (
+    GcRefused,
+    InvalidArgument,
+    ObjectNotFound,
+    SessionFenced,
+    StepNotFound,
+    StepProtected,
+    StorageFull,
+)
 from ckptstore.format import version
 from ckptstore.format.keys import PREFIX as KEYS
 from ckptstore.format.packs import pack_key
@@ -113,7 +121,7 @@ class GcPlan:
             gone += self._collect(going)
         gone.append((self.orphans, remove(storage, self.orphans)))
         going.over()
-        with suppress(StorageFull):  # the next one does it
+        with suppress(StorageFull, SessionFenced):  # the next one does it
             store_missing(self.chunks)
         return GcReport(
             deleted=steps,

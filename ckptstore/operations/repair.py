@@ -20,12 +20,12 @@ from ckptstore.chunkstore.grouping import groups
 from ckptstore.format import version
 from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.manifests import any_document, document_digests, users_of
-from ckptstore.operations.mend_documents import address_of, mend, unreadable, whole_document
+from ckptstore.operations.mend_documents import address_of, lacks, mend, unreadable, whole_document
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
-from ckptstore.operations.tags import store_again
+from ckptstore.operations.tags import damaged_tags, store_again
 from ckptstore.operations.verify import Scope, verify
 from ckptstore.progress import ProgressCallback, meter
 
@@ -81,14 +81,14 @@ class RepairPlan:
                 earlier. What it raises ends this between two packs.
 
         Raises:
-            SessionFenced: a commit came to need a damaged pack in the meantime; repair again.
+            SessionFenced: a commit came to need a damaged pack in the meantime, or gc took this for dead; repair again.
         """
         chunks, bad, saved = self.chunks, set(self.packs), 0
         known = chunks.catalog.packs()
         sizes = {pack.name: pack.size for pack in known if pack.name in bad or pack.state == "damaged"}
         advance = meter(progress, "repair", sum(sizes.values()))
         documents = sum(mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
-        tags = sum(store_again(chunks, record) for record in chunks.catalog.tags() if _tag_address(record) in self.tags)
+        tags = sum(store_again(chunks, record) for record in damaged_tags(chunks) if _tag_address(record) in self.tags)
         for pack in self.packs:
             saved += _retire(chunks, pack, bad, self.source)
             advance(sizes.pop(pack, 0))
@@ -114,16 +114,16 @@ def plan_repair(
     resting = set().union(*_resting(chunks, needs, saved, set(packs)).values())
     saved |= {found for found, _ in _rescued(chunks, packs, source, resting)}
     suspects = _commits(chunks, {leaf for problem in problems if not problem.digest for leaf in problem.affected})
-    mended = {address_of(commit): whole_document(chunks, commit, source) is not None for commit in suspects}
+    whole = [(commit, whole_document(chunks, commit, source)) for commit in suspects]
     return RepairPlan(
         chunks=chunks,
         source=source,
         packs=packs,
         saved=len(saved),
-        documents=tuple(sorted(address for address, can in mended.items() if can)),
-        tags=tuple(sorted(_tag_address(record) for record in chunks.catalog.tags() if record.document in objects)),
+        documents=tuple(sorted({address_of(one) for one, data in whole if data and lacks(chunks, one, data)})),
+        tags=tuple(sorted(_tag_address(record) for record in damaged_tags(chunks))),
         lost=(
-            *sorted(address for address, can in mended.items() if not can),
+            *sorted({address_of(commit) for commit, data in whole if data is None}),
             *_leaves(users_of(chunks, wanted - saved, saved)),
         ),
     )

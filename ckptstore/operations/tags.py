@@ -53,23 +53,31 @@ def untag(chunks: ChunkStore, run: str, name: str) -> None:
 
 def store_missing(chunks: ChunkStore) -> None:
     """Give tags documents that have none in storage: those of an older schema, and of what storage lost."""
-    records = chunks.catalog.tags()
-    stored = set(tag_keys(chunks)) if records else set()
-    for record in records:
-        if record.document not in stored:
-            store_again(chunks, record)
+    for record in _missing(chunks):
+        store_again(chunks, record)
 
 
 def store_again(chunks: ChunkStore, record: TagRecord) -> bool:
-    """Give a tag another document in storage, unless it is moved or removed meanwhile; whether it has it."""
+    """Give a tag another document in storage, unless it is moved or removed meanwhile; whether it has it.
+
+    Raises SessionFenced when gc took who does this for dead.
+    """
     commit = chunks.catalog.by_id(record.commit)
     if commit is None:
         return False
     try:
         tag(chunks, record.name, commit, instead_of=record.document)
     except (SessionFenced, StepNotFound):
+        if record in chunks.catalog.tags():
+            raise
         return False
     return True
+
+
+def _missing(chunks: ChunkStore) -> list[TagRecord]:
+    records = chunks.catalog.tags()
+    stored = set(tag_keys(chunks)) if records else set()
+    return [record for record in records if record.document not in stored]
 
 
 def tag_keys(chunks: ChunkStore) -> list[str]:
@@ -81,7 +89,8 @@ def unknown_tags(chunks: ChunkStore) -> Iterator[str]:
     """Documents of tags that the catalog does not know, though it has their commits: of a newer catalog than this."""
     unknown = chunks.catalog.unknown(Objects(sorted(tag_keys(chunks)))).documents
     told, _ = _readable(chunks, unknown)
-    return (key for key, one in told.items() if chunks.catalog.by_id(one.commit) is not None)
+    commits = ((key, one, chunks.catalog.by_id(one.commit)) for key, one in told.items())
+    return (key for key, one, commit in commits if commit is not None and commit.run == one.run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,21 @@ def enter_tags(chunks: ChunkStore) -> EnteredTags:
             records.append(TagRecord(run, name, commit.id, commit.step, key))
     chunks.catalog.enter_tags(records)
     return EnteredTags(useless, superseded)
+
+
+def damaged_tags(chunks: ChunkStore) -> list[TagRecord]:
+    """Those of which `check_tags` tells."""
+    keys = {problem.object for problem in check_tags(chunks)}
+    return [record for record in chunks.catalog.tags() if record.document in keys]
+
+
+def check_missing_tags(chunks: ChunkStore) -> Iterator[Problem]:
+    """Documents of tags that are not there, as `check_tags` tells them, without reading any."""
+    missing = [record for record in _missing(chunks) if record.document]
+    still = set(chunks.catalog.tags()) if missing else set()
+    for record in filter(still.__contains__, missing):
+        here = f"the tag {record.name!r} of {record.run}@{record.step}"
+        yield Problem(record.document, f"{here}: its document is not there; run repair")
 
 
 def check_tags(chunks: ChunkStore) -> Iterator[Problem]:

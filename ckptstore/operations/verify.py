@@ -26,7 +26,7 @@ from ckptstore.operations.check_packs import Check, check_data, check_footer, ch
 from ckptstore.operations.manifests import users_of
 from ckptstore.operations.orphans import OLDER, unknown_commits
 from ckptstore.operations.problem import Problem
-from ckptstore.operations.tags import check_tags, unknown_tags
+from ckptstore.operations.tags import check_missing_tags, check_tags, unknown_tags
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage.base import ObjectInfo
 
@@ -144,6 +144,8 @@ def _check_commits(
 def _check_tags(chunks: ChunkStore, scope: Scope) -> Iterator[Problem]:
     if scope.includes("footers"):
         yield from check_tags(chunks)
+    elif scope.includes("sizes"):
+        yield from check_missing_tags(chunks)
     if scope.includes("sizes"):
         for key in unknown_tags(chunks):
             yield Problem(key, f"a tag that the catalog does not know: {OLDER}")

@@ -75,7 +75,12 @@ class LocalStorage:
         with _writing(path):
             self._make_folder_of(path)
             temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
-            write_file(temporary, parts)
+            try:
+                write_file(temporary, parts)
+            except FileNotFoundError:  # somebody removed the folder
+                self._durable_folders = {self.root}
+                self._make_folder_of(path)
+                write_file(temporary, parts)
             try:
                 publish(temporary, path)
             except FileExistsError as error:

@@ -28,7 +28,7 @@ from ckptstore.errors import (
     StorageFull,
     StorageReadOnly,
 )
-from ckptstore.format import envelope
+from ckptstore.format import envelope, tagging
 from ckptstore.operations.tags import check_tags
 from ckptstore.store import Store
 from ckptstore.testing.audit import Site, assert_nothing_leaked, expire_sessions, site_of
@@ -340,6 +340,35 @@ def test_a_repair_stores_damaged_and_missing_documents_anew(place):
     assert documents["main", "other"].exists()
     assert len(list((place / "tags").iterdir())) == 5
     assert rebuilt(place) == ({"best": 1, "good": 1, "gone": 1, "other": 1}, [])
+
+
+def test_a_document_that_is_empty_or_gone_is_told(place):
+    with ckptstore.open(place) as store:
+        store.tag("best", 1)
+        (document,) = (place / "tags").iterdir()
+        document.write_bytes(b"")
+        (problem,) = store.verify().problems
+        assert (
+            problem.detail
+            == f"the tag 'best' of main@1: tag document tags/{document.name}: it was cut short; run repair"
+        )
+        document.unlink()
+        (problem,) = store.verify("sizes").problems
+        assert problem.detail == "the tag 'best' of main@1: its document is not there; run repair"
+        assert store.verify("catalog").ok
+
+
+def test_a_tag_of_another_run_than_its_commit_is_nobodys(place):
+    with ckptstore.open(place, run="other") as store:
+        store.commit(state(9), step=9)
+    with ckptstore.open(place) as store:
+        key, config = tagging.new_tag_key(), store._parts.config
+        told = tagging.TagDocument(store=config.id, run="other", name="best", commit=store.find(0).id, created=1.0)
+        (place / "tags").mkdir()
+        (place / key).write_bytes(tagging.encode(told, key, None))
+        assert store.verify().ok
+        store.gc(keep=ckptstore.KeepLast(1), grace=0)
+        assert store.steps() == [2]
 
 
 def test_a_repair_leaves_a_tag_where_it_was_moved_to_meanwhile(place):
