@@ -174,6 +174,8 @@ def _print_report(report: VerifyReport) -> None:
     found = text.count(len(report.problems), "problem") if report.problems else "no problem"
     seen = f"{text.count(report.commits, 'commit')}, {text.count(report.packs, 'pack')}, {text.size(report.bytes)}"
     click.echo(f"{found} in {seen}")
+    if not report.ok:
+        click.echo("ckptstore repair tells what can be mended")
 
 
 def _problem_row(problem: Problem) -> list[str]:

@@ -61,7 +61,7 @@ def test_verify_finds_damage(url, told, asked):
     data[len(data) // 2] ^= 1
     pack.write_bytes(data)
     text = told("verify", url, code=1)
-    assert "OBJECT" in text and "1 problem" in text
+    assert "OBJECT" in text and "1 problem" in text and text.endswith("\nckptstore repair tells what can be mended\n")
     document = asked("verify", url, code=1)
     assert not document["ok"] and document["problems"][0]["object"].startswith("packs/")
     assert document["problems"][0]["affected"]
