@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ckptstore.catalog.base import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, ObjectExists, ObjectNotFound, StepNotFound
 from ckptstore.format import document
-from ckptstore.operations.publish import discard
 
 
 def address_of(commit: CommitRecord) -> str:
@@ -21,31 +21,40 @@ def unreadable(chunks: ChunkStore) -> list[str]:
     return [address_of(commit) for commit in chunks.catalog.commits(deleted=True) if _known(chunks, commit) is None]
 
 
-def whole_document(chunks: ChunkStore, commit: CommitRecord, source: ChunkStore | None) -> bytes | None:
-    """The document, from wherever it is whole."""
-    whole = _known(chunks, commit) or _stored(chunks, commit)
+class Copies(NamedTuple):
+    """The document of a commit, or None where it is not whole: in the catalog, in storage, and wherever it is."""
+
+    known: bytes | None
+    stored: bytes | None
+    whole: bytes | None
+
+    @property
+    def lacking(self) -> bool:
+        """Whether there is a whole one, and a place that should have it and does not."""
+        return self.whole is not None and (self.known is None or self.stored != self.whole)
+
+
+def copies_of(chunks: ChunkStore, commit: CommitRecord, source: ChunkStore | None) -> Copies:
+    """Look where the document is whole; in the other store only where it is so nowhere here."""
+    known, stored = _known(chunks, commit), _valid(chunks, commit, lambda: chunks.storage.get(commit.document))
+    whole = known or stored
     if whole is None and source is not None:
-        return _valid(chunks, commit, lambda: source.catalog.manifest(commit.id))
-    return whole
-
-
-def lacks(chunks: ChunkStore, commit: CommitRecord, whole: bytes) -> bool:
-    """Whether the document is not everywhere where it should be."""
-    return _known(chunks, commit) is None or _stored(chunks, commit) != whole
+        whole = _valid(chunks, commit, lambda: source.catalog.manifest(commit.id))
+    return Copies(known, stored, whole)
 
 
 def mend(chunks: ChunkStore, commit: CommitRecord, source: ChunkStore | None) -> bool:
-    """Put a whole document wherever it is not; whether that was anywhere. What is purged meanwhile stays purged."""
-    whole = whole_document(chunks, commit, source)
-    if whole is None or not lacks(chunks, commit, whole):
+    """Put a whole document wherever it is lacking; whether that was anywhere. What is purged meanwhile stays purged."""
+    copies = copies_of(chunks, commit, source)
+    if copies.whole is None or not copies.lacking:
         return False
-    if _known(chunks, commit) is None:
+    if copies.known is None:
         try:
-            chunks.catalog.replace_manifest(commit.id, whole)
+            chunks.catalog.replace_manifest(commit.id, copies.whole)
         except StepNotFound:
             return False
-    if _stored(chunks, commit) != whole:
-        _replace(chunks, commit, whole)
+    if copies.stored != copies.whole:
+        _replace(chunks, commit, copies.whole)
     return True
 
 
@@ -54,18 +63,14 @@ def _replace(chunks: ChunkStore, commit: CommitRecord, whole: bytes) -> None:
     try:
         chunks.storage.put(commit.document, [whole])
     except ObjectExists:
-        if _stored(chunks, commit) != whole:  # otherwise another repair was faster
+        if chunks.storage.get(commit.document) != whole:  # otherwise another repair was faster
             raise
     if chunks.catalog.by_id(commit.id) is None:  # gc purged it meanwhile, and does not come for it again
-        discard(chunks.storage, [commit.document])
+        chunks.storage.delete(commit.document)
 
 
 def _known(chunks: ChunkStore, commit: CommitRecord) -> bytes | None:
     return _valid(chunks, commit, lambda: chunks.catalog.manifest(commit.id))
-
-
-def _stored(chunks: ChunkStore, commit: CommitRecord) -> bytes | None:
-    return _valid(chunks, commit, lambda: chunks.storage.get(commit.document))
 
 
 def _valid(chunks: ChunkStore, commit: CommitRecord, read: Callable[[], bytes]) -> bytes | None:

@@ -20,7 +20,7 @@ from ckptstore.chunkstore.grouping import groups
 from ckptstore.format import version
 from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.manifests import any_document, document_digests, users_of
-from ckptstore.operations.mend_documents import address_of, lacks, mend, unreadable, whole_document
+from ckptstore.operations.mend_documents import address_of, copies_of, mend, unreadable
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
@@ -88,7 +88,8 @@ class RepairPlan:
         sizes = {pack.name: pack.size for pack in known if pack.name in bad or pack.state == "damaged"}
         advance = meter(progress, "repair", sum(sizes.values()))
         documents = sum(mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
-        tags = sum(store_again(chunks, record) for record in damaged_tags(chunks) if _tag_address(record) in self.tags)
+        named = [record for record in chunks.catalog.tags() if _tag_address(record) in self.tags]
+        tags = sum(store_again(chunks, record) for record in damaged_tags(chunks, named))
         for pack in self.packs:
             saved += _retire(chunks, pack, bad, self.source)
             advance(sizes.pop(pack, 0))
@@ -114,16 +115,16 @@ def plan_repair(
     resting = set().union(*_resting(chunks, needs, saved, set(packs)).values())
     saved |= {found for found, _ in _rescued(chunks, packs, source, resting)}
     suspects = _commits(chunks, {leaf for problem in problems if not problem.digest for leaf in problem.affected})
-    whole = [(commit, whole_document(chunks, commit, source)) for commit in suspects]
+    copies = [(address_of(commit), copies_of(chunks, commit, source)) for commit in suspects]
     return RepairPlan(
         chunks=chunks,
         source=source,
         packs=packs,
         saved=len(saved),
-        documents=tuple(sorted({address_of(one) for one, data in whole if data and lacks(chunks, one, data)})),
-        tags=tuple(sorted(_tag_address(record) for record in damaged_tags(chunks))),
+        documents=tuple(sorted({address for address, found in copies if found.lacking})),
+        tags=tuple(sorted(_tag_address(record) for record in chunks.catalog.tags() if record.document in objects)),
         lost=(
-            *sorted({address_of(commit) for commit, data in whole if data is None}),
+            *sorted({address for address, found in copies if found.whole is None}),
             *_leaves(users_of(chunks, wanted - saved, saved)),
         ),
     )

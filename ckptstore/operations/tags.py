@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -67,7 +67,9 @@ def store_again(chunks: ChunkStore, record: TagRecord) -> bool:
         return False
     try:
         tag(chunks, record.name, commit, instead_of=record.document)
-    except (SessionFenced, StepNotFound):
+    except StepNotFound:
+        return False
+    except SessionFenced:
         if record in chunks.catalog.tags():
             raise
         return False
@@ -123,19 +125,11 @@ def enter_tags(chunks: ChunkStore) -> EnteredTags:
     return EnteredTags(useless, superseded)
 
 
-def damaged_tags(chunks: ChunkStore) -> list[TagRecord]:
-    """Those of which `check_tags` tells."""
-    keys = {problem.object for problem in check_tags(chunks)}
-    return [record for record in chunks.catalog.tags() if record.document in keys]
-
-
 def check_missing_tags(chunks: ChunkStore) -> Iterator[Problem]:
     """Documents of tags that are not there, as `check_tags` tells them, without reading any."""
     missing = [record for record in _missing(chunks) if record.document]
-    still = set(chunks.catalog.tags()) if missing else set()
-    for record in filter(still.__contains__, missing):
-        here = f"the tag {record.name!r} of {record.run}@{record.step}"
-        yield Problem(record.document, f"{here}: its document is not there; run repair")
+    for record in _still(chunks, missing):
+        yield Problem(record.document, f"{_told(record)}: its document is not there; run repair")
 
 
 def check_tags(chunks: ChunkStore) -> Iterator[Problem]:
@@ -143,14 +137,31 @@ def check_tags(chunks: ChunkStore) -> Iterator[Problem]:
     those of tags that are moved or removed meanwhile.
     """
     records = [record for record in chunks.catalog.tags() if record.document]
+    return (Problem(record.document, detail) for record, detail in _damaged(chunks, records))
+
+
+def damaged_tags(chunks: ChunkStore, records: Sequence[TagRecord]) -> list[TagRecord]:
+    """Those of the tags of which `check_tags` would tell."""
+    return [record for record, _ in _damaged(chunks, records)]
+
+
+def _damaged(chunks: ChunkStore, records: Sequence[TagRecord]) -> Iterator[tuple[TagRecord, str]]:
     told, damaged = _readable(chunks, [record.document for record in records])
-    reasons, still = dict(damaged), set(chunks.catalog.tags())
-    for record in filter(still.__contains__, records):
-        here, found = f"the tag {record.name!r} of {record.run}@{record.step}", told.get(record.document)
+    reasons = dict(damaged)
+    for record in _still(chunks, records):
+        found = told.get(record.document)
         if found is None:
-            yield Problem(record.document, f"{here}: {reasons[record.document]}; run repair")
+            yield record, f"{_told(record)}: {reasons[record.document]}; run repair"
         elif (found.run, found.name, found.commit) != (record.run, record.name, record.commit):
-            yield Problem(record.document, f"tells of something else than {here}; run repair")
+            yield record, f"tells of something else than {_told(record)}; run repair"
+
+
+def _still(chunks: ChunkStore, records: Sequence[TagRecord]) -> Iterator[TagRecord]:
+    return filter(set(chunks.catalog.tags()).__contains__, records)
+
+
+def _told(record: TagRecord) -> str:
+    return f"the tag {record.name!r} of {record.run}@{record.step}"
 
 
 def _remove(chunks: ChunkStore, key: str | None) -> None:

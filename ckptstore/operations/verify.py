@@ -142,11 +142,8 @@ def _check_commits(
 
 
 def _check_tags(chunks: ChunkStore, scope: Scope) -> Iterator[Problem]:
-    if scope.includes("footers"):
-        yield from check_tags(chunks)
-    elif scope.includes("sizes"):
-        yield from check_missing_tags(chunks)
     if scope.includes("sizes"):
+        yield from (check_tags if scope.includes("footers") else check_missing_tags)(chunks)
         for key in unknown_tags(chunks):
             yield Problem(key, f"a tag that the catalog does not know: {OLDER}")
 

@@ -29,6 +29,7 @@ from ckptstore.errors import (
     StorageReadOnly,
 )
 from ckptstore.format import envelope, tagging
+from ckptstore.operations.repair import plan_repair
 from ckptstore.operations.tags import check_tags
 from ckptstore.store import Store
 from ckptstore.testing.audit import Site, assert_nothing_leaked, expire_sessions, site_of
@@ -371,19 +372,22 @@ def test_a_tag_of_another_run_than_its_commit_is_nobodys(place):
         assert store.steps() == [2]
 
 
-def test_a_repair_leaves_a_tag_where_it_was_moved_to_meanwhile(place):
-    with ckptstore.open(place) as store:
-        for name in ("moved", "removed"):
-            store.tag(name, 1)
-        for document in (place / "tags").iterdir():
-            document.write_bytes(b"nonsense")
-        plan = store.plan_repair()
-        store.tag("moved", 2)
-        store.untag("removed")
-        plan.execute()
-        assert store.tags() == {"moved": 2}
-        assert store.verify().ok
-    assert rebuilt(place) == ({"moved": 2}, [])
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize(("act", "left"), [(move, {"best": 2}), (remove, {})])
+def test_a_repair_leaves_a_tag_where_it_was_moved_to_meanwhile(place, within, act, left):
+    with ckptstore.open(place) as other:
+        other.tag("best", 0)
+        (place / "tags" / documents(place)[0]).write_bytes(b"nonsense")
+        parts = site_of(place).parts()
+        plan = plan_repair(parts)
+        meanwhile = Meanwhile(parts.storage, "put", partial(act, other))
+        if not within:
+            act(other)
+        report = replace(plan, chunks=replace(parts, storage=meanwhile)).execute()
+        assert (meanwhile.happened, report.tags) == (within, 0)
+        assert other.tags() == left
+        assert other.verify().ok
+    assert rebuilt(place) == (left, [])
 
 
 DEEP = b"\x91" * 200_000
