@@ -18,6 +18,8 @@ _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _UNTOLD: dict[object, str] = {}
 """Of commits that failed, until somebody sees their errors."""
 _EXITING = threading.Event()
+_LATEST = 0.1
+"""Seconds after which a thread begins, also if who started it was interrupted by a signal's handler that raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +162,21 @@ def _forget_locals(error: BaseException) -> None:
 
 
 def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    """Do the work in a thread, for which the interpreter waits while there still are thread pools."""
-    thread = threading.Thread(target=work, name=name)
+    """Do the work in a thread, for which the interpreter waits while there still are thread pools.
+
+    It begins once this has returned: it would keep Python's lock for 5 ms, for which the caller would wait in here.
+    """
+    returning = threading.Lock()
+    returning.acquire()
+
+    def begin() -> None:
+        returning.acquire(timeout=_LATEST)
+        work()
+
+    thread = threading.Thread(target=begin, name=name)
     _THREADS.add(thread)
     thread.start()
+    returning.release()
     return thread
 
 
