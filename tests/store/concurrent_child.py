@@ -19,6 +19,8 @@ import ckptstore.operations.commit
 from ckptstore.testing.audit import CHUNK_BYTES, Site, assert_exact, state_of
 
 SHARED = "shared"
+MOST_KEPT = 12
+"""Steps of a run, so that readers and verifiers come by all of them again and again."""
 
 
 def found(place, number, _):
@@ -48,7 +50,7 @@ def committer(place, number, seconds):
             kept.append(step)
             if chance.random() < 0.7:
                 handle.result()
-            if chance.random() < 0.3:
+            if chance.random() < 0.3 or len(kept) > MOST_KEPT:
                 gone = kept.pop(chance.randrange(len(kept)))
                 handle.result()
                 store.delete(gone)
