@@ -25,7 +25,7 @@ from ckptstore.errors import StateError, StorageError
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.operations.load import load_arrays
 from ckptstore.state.dtypes import torch_dtype
-from ckptstore.state.tensors import finish
+from ckptstore.state.new_arrays import finish
 
 _FILE_BYTES = 64 << 20
 """Where a file ends; with the tensor that reaches it."""
@@ -36,7 +36,7 @@ class Tensors:
 
     def __init__(self, chunks: ChunkStore, entries: Mapping[str, TensorEntry], advance: Advance) -> None:
         self._chunks, self._entries, self._advance = chunks, entries, advance
-        self.forms = {path: _form(entry) for path, entry in entries.items()}
+        self.forms = {path: _form(path, entry) for path, entry in entries.items()}
         self.failure: BaseException | None = None
         self._paths = {id(form): path for path, form in self.forms.items()}
         self._held: dict[str, Any] = {}
@@ -112,5 +112,5 @@ def _size(item: WriteItem) -> int:
     return 0 if form is None else prod(form.size) * form.properties.dtype.itemsize
 
 
-def _form(entry: TensorEntry) -> Any:
-    return finish(torch.empty(entry.shape, dtype=torch_dtype(entry.dtype), device="meta"), entry)
+def _form(path: str, entry: TensorEntry) -> Any:
+    return finish(path, torch.empty(entry.shape, dtype=torch_dtype(path, entry.dtype), device="meta"), entry)

@@ -120,7 +120,7 @@ def _tensors(files: CheckpointFiles, file: Path, there: str, opened: Any) -> Ite
         code, told = part.get_dtype(), tuple(part.get_shape())
         if code not in DTYPES:
             raise FormatError(f"{file}: {name!r} has the dtype {code}, which torch has not")
-        dtype, packed = torch_dtype(DTYPES[code]), PACKED.get(code, 1)
+        dtype, packed = torch_dtype(name, DTYPES[code]), PACKED.get(code, 1)
         shape = tuple(told[:-1]) + tuple(extent // packed for extent in told[-1:])
         place = files.place(name, there, at, prod(told) * dtype.itemsize // packed)
         mapped = files.plain_tensor(place, dtype, shape)

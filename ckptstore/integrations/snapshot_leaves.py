@@ -84,6 +84,6 @@ class SnapshotLeaves:
 
     def _dtype(self, name: str, path: str) -> torch.dtype:
         try:
-            return torch_dtype(name.removeprefix("torch."))
+            return torch_dtype(path, name.removeprefix("torch."))
         except UnknownType as error:
-            raise FormatError(f"{self._folder}: {path!r}: {error}") from error
+            raise FormatError(f"{self._folder}: {error}") from error

@@ -180,7 +180,7 @@ class Fitting:
             there = isinstance(self._flat.leaves.get(path), TensorLeaf)
             if there or not isinstance(entry, TensorEntry) or entry.library != "torch":
                 continue
-            committed = torch_dtype(entry.dtype)
+            committed = torch_dtype(path, entry.dtype)
             dtype = parameter.dtype if self._allow_cast and _follows(path, committed, parameter) else committed
             if is_sharded(parameter) and entry.shape == tuple(parameter.shape):
                 yield path, torch.empty_like(parameter, dtype=dtype, requires_grad=False)

@@ -20,8 +20,9 @@ from ckptstore.format.grid import Grid, Index, grid_of
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
 from ckptstore.state.casts import cast_from
+from ckptstore.state.new_arrays import allocate, finish, fresh
 from ckptstore.state.shards import Region
-from ckptstore.state.tensors import Array, allocate, finish, fresh, lacks_address, mark_changed, writable_array
+from ckptstore.state.tensors import Array, lacks_address, mark_changed, writable_array
 from ckptstore.state.uploads import Uploads, lane_of_array
 from ckptstore.state.values import decode
 
@@ -56,14 +57,14 @@ def load_arrays(
     wanted = {path: entry for path, entry in entries.items() if isinstance(entry, TensorEntry)}
     first = {path: group[0] for group in _present(same, wanted) for path in group[1:] if path not in targets}
     arrays = {
-        path: targets[path] if path in targets else allocate(entry)
+        path: targets[path] if path in targets else allocate(path, entry)
         for path, entry in wanted.items()
         if path not in first
     }
     parts = regions or {}
     jobs = [job for path, array in arrays.items() for job in _fillings(wanted[path], array, parts.get(path), path)]
     fill(chunks, jobs, budget=budget, advance=advance)
-    made = {path: array if path in targets else finish(array, wanted[path]) for path, array in arrays.items()}
+    made = {path: array if path in targets else finish(path, array, wanted[path]) for path, array in arrays.items()}
     return {path: made[first.get(path, path)] for path in wanted}
 
 

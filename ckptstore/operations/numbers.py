@@ -21,8 +21,9 @@ from ckptstore.format.selection import Selection
 from ckptstore.operations.diff import Change, Diff, Numbers
 from ckptstore.operations.load import Filling, fill
 from ckptstore.progress import ProgressCallback, meter
-from ckptstore.state.dtypes import numpy_dtype, torch_dtype
-from ckptstore.state.tensors import Array, allocate
+from ckptstore.state.dtypes import known_numpy_dtype, known_torch_dtype
+from ckptstore.state.new_arrays import allocate
+from ckptstore.state.tensors import Array
 
 _SLICE = 1 << 16
 """Elements that are turned into float64 at a time."""
@@ -126,9 +127,13 @@ def _is_numeric(change: Change) -> bool:
 @lru_cache
 def _has_numbers(library: str, dtype: str) -> bool:
     if library == "numpy":
-        return numpy_dtype(dtype).kind in "biufc"
+        array = known_numpy_dtype(dtype)
+        return array is not None and array.kind in "biufc"
+    tensor = known_torch_dtype(dtype)
+    if tensor is None:
+        return False
     try:
-        _wide(torch.zeros(1, dtype=torch_dtype(dtype), device="cpu"))
+        _wide(torch.zeros(1, dtype=tensor, device="cpu"))
     except (RuntimeError, NotImplementedError):  # dtypes of less than a byte are no numbers to torch
         return False
     return True
@@ -151,7 +156,7 @@ def _load(chunks: ChunkStore, group: list[_Box], budget: int | None, held: int) 
 
 
 def _filling(box: _Box, entry: TensorEntry) -> Filling:
-    array = allocate(msgspec.structs.replace(entry, shape=box.shape, order=None))
+    array = allocate(box.path, msgspec.structs.replace(entry, shape=box.shape, order=None))
     selection = Selection(tuple(map(range, box.start, box.stop)), frozenset())
     return Filling(entry, array, selection, box.path)
 

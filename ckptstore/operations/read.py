@@ -17,7 +17,8 @@ from ckptstore.format.selection import Selection, everything, select
 from ckptstore.operations.load import Filling, fill, load_arrays, load_values
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.composites import is_dense
-from ckptstore.state.tensors import Array, allocate, check_fits, finish
+from ckptstore.state.new_arrays import allocate, finish
+from ckptstore.state.tensors import Array, check_fits
 from ckptstore.state.tree import unflatten
 
 
@@ -54,10 +55,10 @@ def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, o
         _fill(chunks, entry, _with_dims(out, selection), selection, path, budget)
         return out  # type: ignore[no-any-return]
     if whole:
-        made = allocate(entry)
+        made = allocate(path, entry)
         _fill(chunks, entry, made, selection, path, budget)
-        return finish(made, entry)
-    made = allocate(replace(entry, shape=selection.full_shape, order=None))
+        return finish(path, made, entry)
+    made = allocate(path, replace(entry, shape=selection.full_shape, order=None))
     _fill(chunks, entry, made, selection, path, budget)
     return made.reshape(shape)
 

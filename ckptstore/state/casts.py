@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from ckptstore.errors import UnknownType
 from ckptstore.format.grid import Division, Grid, Index, default_chunk_shape, extents
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.state.dtypes import numpy_dtype, torch_dtype
-from ckptstore.state.tensors import Array, TensorLeaf, check_fits, fresh, plain_bytes, write_box
+from ckptstore.state.dtypes import known_numpy_dtype, known_torch_dtype
+from ckptstore.state.new_arrays import fresh
+from ckptstore.state.tensors import Array, TensorLeaf, check_fits, plain_bytes, write_box
 
 _SLICES = Division(1 << 17, halved=False)
 """So many bytes are cast at a time, which stay in a core's cache."""
@@ -80,9 +80,12 @@ def _is_castable(entry: TensorEntry, target: Array) -> bool:
 @lru_cache(1024)
 def _in_torch(library: str, name: str) -> torch.dtype | None:
     """The dtype of torch that has the same numbers in the same bytes."""
+    if library == "torch":
+        return known_torch_dtype(name)
+    found = known_numpy_dtype(name)
     try:
-        return torch_dtype(name) if library == "torch" else torch.from_numpy(np.empty(0, numpy_dtype(name))).dtype
-    except (UnknownType, TypeError, ValueError):
+        return None if found is None else torch.from_numpy(np.empty(0, found)).dtype
+    except (TypeError, ValueError):
         return None
 
 

@@ -53,7 +53,7 @@ def open_composite(tensor: Tensor, path: str) -> Opened:
     return opened
 
 
-def build_composite(container: Container, parts: Mapping[str, Any]) -> Tensor:
+def build_composite(path: str, container: Container, parts: Mapping[str, Any]) -> Tensor:
     """The tensor of a container and its parts."""
     attributes = container.attributes
     if container.kind == "sparse_coo":
@@ -71,7 +71,7 @@ def build_composite(container: Container, parts: Mapping[str, Any]) -> Tensor:
             *indices, values, attributes["size"], layout=layout, device=values.device, check_invariants=True
         )
     else:
-        made = _build_quantised(container, parts)
+        made = _build_quantised(path, container, parts)
     return as_tracked(
         made, parameter=attributes.get("parameter", False), requires_grad=attributes.get("requires_grad", False)
     )
@@ -98,17 +98,18 @@ def _open_quantised(tensor: Tensor, path: str) -> Opened:
     return _container("quantized_per_channel", attributes, int_repr=integers, scales=scales, zero_points=zero_points)
 
 
-def _build_quantised(container: Container, parts: Mapping[str, Any]) -> Tensor:
+def _build_quantised(path: str, container: Container, parts: Mapping[str, Any]) -> Tensor:
     attributes, integers = container.attributes, parts["int_repr"]
     made: Tensor
-    _check_quantised(container, integers, parts)
+    dtype = torch_dtype(path, attributes["dtype"])
+    _check_quantised(container, dtype, integers, parts)
     if container.kind == "quantized_per_tensor":
         scale, zero_point = attributes["scale"], attributes["zero_point"]
         made = torch._empty_affine_quantized(  # noqa: SLF001 - takes its bytes below
             integers.shape,
             scale=scale,
             zero_point=zero_point,
-            dtype=torch_dtype(attributes["dtype"]),
+            dtype=dtype,
             device=integers.device,
         )
     else:
@@ -117,16 +118,16 @@ def _build_quantised(container: Container, parts: Mapping[str, Any]) -> Tensor:
             scales=parts["scales"],
             zero_points=parts["zero_points"],
             axis=attributes["axis"],
-            dtype=torch_dtype(attributes["dtype"]),
+            dtype=dtype,
             device=integers.device,
         )
     return made.set_(integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride())
 
 
-def _check_quantised(container: Container, integers: Tensor, parts: Mapping[str, Any]) -> None:
+def _check_quantised(container: Container, dtype: torch.dtype, integers: Tensor, parts: Mapping[str, Any]) -> None:
     """Raises ValueError for parts that do not belong together, which torch would take without a look."""
-    if integers.dtype is not _QUANTISED_AS.get(torch_dtype(container.attributes["dtype"])):
-        raise ValueError(f"integers of {integers.dtype} are no {container.attributes['dtype']}")
+    if integers.dtype is not _QUANTISED_AS.get(dtype):
+        raise ValueError(f"integers of {integers.dtype} are no {dtype}")
     if container.kind == "quantized_per_channel":
         axis = container.attributes["axis"]
         channels = integers.shape[axis]

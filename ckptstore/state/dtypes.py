@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ import torch
 from ckptstore.errors import UnknownType
 from ckptstore.format.codecs import Form
 from ckptstore.format.forms import named_form
+
+T = TypeVar("T")
 
 _TORCH_NAMES = {
     found: str(found).removeprefix("torch.") for found in vars(torch).values() if type(found) is torch.dtype
@@ -29,24 +31,29 @@ def dtype_name(dtype: torch.dtype | np.dtype[Any]) -> str:
     return name
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name. Raises UnknownType when this version of torch has none."""
-    try:
-        return _TORCH_DTYPES[name]
-    except KeyError:
-        raise UnknownType(f"torch {torch.__version__} has no dtype {name!r}: use a newer one") from None
+def torch_dtype(path: str, name: str) -> torch.dtype:
+    """The torch dtype of the name that a path has. Raises UnknownType when this version of torch has none."""
+    return _known(path, f"torch {torch.__version__}", name, known_torch_dtype(name))
+
+
+def numpy_dtype(path: str, name: str) -> np.dtype[Any]:
+    """The numpy dtype of the name that a path has. Raises UnknownType when this version of numpy has none."""
+    return _known(path, f"numpy {np.__version__}", name, known_numpy_dtype(name))
+
+
+def known_torch_dtype(name: str) -> torch.dtype | None:
+    """The torch dtype of a name, if this version of torch has it."""
+    return _TORCH_DTYPES.get(name)
 
 
 @lru_cache(1024)
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a name. Raises UnknownType when this version of numpy has none."""
+def known_numpy_dtype(name: str) -> np.dtype[Any] | None:
+    """The numpy dtype of a name, if this version of numpy has it; none that holds Python objects."""
     try:
         dtype = _from_plain(json.loads(name) if name[:1] in "[{" else name)
-    except (TypeError, ValueError, KeyError, SyntaxError) as error:
-        raise UnknownType(f"numpy {np.__version__} has no dtype {name!r}: {error}") from None
-    if dtype.hasobject:
-        raise UnknownType(f"numpy dtype {name!r} holds Python objects")
-    return dtype
+    except (TypeError, ValueError, KeyError, SyntaxError, RecursionError):
+        return None
+    return None if dtype.hasobject else dtype
 
 
 @lru_cache(1024)
@@ -61,11 +68,14 @@ def _numpy_name(dtype: np.dtype[Any]) -> str | None:
         return None
     plain = _as_plain(dtype)
     name = plain if isinstance(plain, str) else json.dumps(plain, separators=(",", ":"))
-    try:
-        again = numpy_dtype(name)
-    except UnknownType:
-        return None
-    return name if again == dtype and again.type is dtype.type else None
+    again = known_numpy_dtype(name)
+    return name if again is not None and again == dtype and again.type is dtype.type else None
+
+
+def _known(path: str, library: str, name: str, found: T | None) -> T:
+    if found is None:
+        raise UnknownType(f"{path!r}: {library} has no dtype {name!r}: use a newer one")
+    return found
 
 
 def _as_plain(dtype: np.dtype[Any]) -> Any:

@@ -110,8 +110,8 @@ def _pack_numpy_scalar(value: np.generic) -> object:
     return [dtype_name(value.dtype), value.tobytes()]
 
 
-def _unpack_numpy_scalar(told: list[Any], _: str) -> object:
-    return np.ndarray((), numpy_dtype(told[0]), buffer=bytearray(told[1]))[()]
+def _unpack_numpy_scalar(told: list[Any], path: str) -> object:
+    return np.ndarray((), numpy_dtype(path, told[0]), buffer=bytearray(told[1]))[()]
 
 
 def _unpack_generator(told: list[Any], _: str) -> torch.Generator:
@@ -146,7 +146,7 @@ def _spread(cls: Callable[..., object]) -> Callable[[Any, str], object]:
 _PATH = Kind("path", lambda value: [type(value).__name__, str(value)], _unpack_path)
 _ENUM = Kind("enum", _pack_enum, _unpack_enum)
 _NUMPY_SCALAR = Kind("numpy", _pack_numpy_scalar, _unpack_numpy_scalar)
-_NUMPY_DTYPE = Kind("numpy.dtype", dtype_name, lambda told, _: numpy_dtype(told))
+_NUMPY_DTYPE = Kind("numpy.dtype", dtype_name, lambda told, path: numpy_dtype(path, told))
 
 _BY_TYPE: dict[type, Kind] = {
     tuple: Kind("tuple", list, _as(tuple)),
@@ -175,7 +175,7 @@ _BY_TYPE: dict[type, Kind] = {
     pathlib.PureWindowsPath: _PATH,
     torch.Size: Kind("torch.Size", list, _as(torch.Size)),
     torch.device: Kind("torch.device", str, _as(torch.device)),
-    torch.dtype: Kind("torch.dtype", dtype_name, lambda told, _: torch_dtype(told)),
+    torch.dtype: Kind("torch.dtype", dtype_name, lambda told, path: torch_dtype(path, told)),
     torch.layout: _torch_constant(torch.layout),
     torch.memory_format: _torch_constant(torch.memory_format),
     torch.qscheme: _torch_constant(torch.qscheme),

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.grid import Index
-from ckptstore.state.tensors import Array, TensorLeaf, chunk_bytes, fresh, write_box
+from ckptstore.state.new_arrays import fresh
+from ckptstore.state.tensors import Array, TensorLeaf, chunk_bytes, write_box
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ kernels, so that all copies go through integers of the same width.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import msgspec
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckptstore.errors import CorruptData, StateError, UnsupportedLeaf
+from ckptstore.errors import UnsupportedLeaf
 from ckptstore.format.codecs import Form
 from ckptstore.format.codecs.words import Plane
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry, is_storable
-from ckptstore.state.dtypes import dtype_name, number_form, numpy_dtype, torch_dtype
+from ckptstore.state.dtypes import dtype_name, number_form
 
 Array = Tensor | np.ndarray[Any, Any]
 
@@ -174,39 +174,6 @@ def copy_into_box(tensor: Tensor, start: Index, stop: Index, data: Tensor) -> No
         _words(region).copy_(_words(dense), non_blocking=True)
 
 
-def allocate(entry: TensorEntry) -> Array:
-    """An array of an entry's dtype, shape and order in memory, with undefined content. Raises UnknownType."""
-    order = entry.order or tuple(range(len(entry.shape)))
-    extents = [entry.shape[dim] for dim in order]
-    places = sorted(range(len(order)), key=order.__getitem__)
-    try:
-        if entry.library == "torch":
-            made: Array = fresh(torch_dtype(entry.dtype), extents).permute(places)
-        else:
-            made = np.empty(extents, numpy_dtype(entry.dtype)).transpose(places)
-    except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
-        raise StateError(f"no memory for {_form(entry)}: {error}") from error
-    if made.itemsize != entry.itemsize or dtype_name(made.dtype) != entry.dtype:
-        raise CorruptData(f"an entry says that a {entry.dtype} has {entry.itemsize} bytes: run verify")
-    return made
-
-
-def fresh(dtype: torch.dtype, extents: Sequence[int]) -> Tensor:
-    """As `torch.empty`, which with deterministic algorithms fills what it gives, and does not know all dtypes then."""
-    storage = torch.UntypedStorage(math.prod(extents) * dtype.itemsize, device="cpu")  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).view(dtype).view(torch.Size(extents))
-
-
-def finish(array: Array, entry: TensorEntry) -> Array:
-    """What an entry was: the filled array as a Parameter, or tracked by autograd."""
-    if not isinstance(array, Tensor):
-        return array
-    try:
-        return as_tracked(array, parameter=entry.parameter, requires_grad=entry.requires_grad)
-    except RuntimeError as error:
-        raise CorruptData(f"an entry says that {_form(entry)} is tracked by autograd: {error}") from error
-
-
 def as_tracked(tensor: Tensor, *, parameter: bool, requires_grad: bool) -> Tensor:
     """`tensor` as a Parameter, or tracked by autograd."""
     if parameter:
@@ -231,10 +198,10 @@ def clone(array: Array) -> Array:
 def check_fits(path: str, entry: TensorEntry, target: object) -> str | None:
     """What keeps a target from taking an entry's bytes in place, or None."""
     if not isinstance(target, Tensor | np.ndarray):
-        return f"{path}: {_form(entry)} in the commit, a {type(target).__name__} in the target"
+        return f"{path}: {described(entry)} in the commit, a {type(target).__name__} in the target"
     leaf = TensorLeaf(target)
     if (leaf.library, leaf.dtype, leaf.shape) != (entry.library, entry.dtype, entry.shape):
-        return f"{path}: {_form(entry)} in the commit, {_form(leaf)} in the target"
+        return f"{path}: {described(entry)} in the commit, {described(leaf)} in the target"
     if isinstance(target, np.ndarray) and not target.flags.writeable:
         return f"{path}: the target is read-only"
     if leaf.nbytes and _overlaps_itself(target):
@@ -342,7 +309,8 @@ def _box(start: Index, stop: Index) -> Any:
     return *map(slice, start, stop), ...
 
 
-def _form(leaf: TensorEntry | TensorLeaf) -> str:
+def described(leaf: TensorEntry | TensorLeaf) -> str:
+    """How messages tell dtype and shape."""
     library = "" if leaf.library == "torch" else "numpy "
     return f"{library}{leaf.dtype}{list(leaf.shape)}"
 

@@ -269,7 +269,7 @@ class _Build:
             return children
         parts = tuple(map(id, children.values()))
         if parts not in self.composites:
-            self.composites[parts] = composites.build_composite(container, children)
+            self.composites[parts] = composites.build_composite(path, container, children)
         return self.composites[parts]
 
     def _children(self, container: Container, path: str) -> Iterator[tuple[Any, Any]]:

@@ -23,8 +23,8 @@ from torch import Tensor
 import ckptstore
 from ckptstore import BudgetTooSmall, CorruptData, KeepLast
 from ckptstore.state.device_staging import _LaneStager, _Look
+from ckptstore.state.new_arrays import allocate, finish
 from ckptstore.state.shadows import Shadows
-from ckptstore.state.tensors import allocate, finish
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.lanes import FakeDevices, FakeLane
 from ckptstore.testing.states import TORCH_DTYPES
@@ -566,7 +566,9 @@ def test_every_form_goes_back(store):
     state = {name: tensor for name, tensor in forms().items() if name != "expanded"}
     store.commit(state, step=0)
     with FakeDevices() as devices:
-        made: dict[str, Any] = {name: finish(allocate(entry), entry) for name, entry in store.manifest(0).items()}
+        made: dict[str, Any] = {
+            name: finish(name, allocate(name, entry), entry) for name, entry in store.manifest(0).items()
+        }
         live = {name: devices.put(tensor) for name, tensor in made.items()}
         store.checkout(0, into=live)
         assert devices.lanes[0].crossed == sum(tensor.nbytes for tensor in live.values())

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 
 from ckptstore.errors import InvalidArgument, PathNotFound, PickleRefused, StateError, UnknownType, UnsupportedLeaf
 from ckptstore.format.manifest import Container, TensorEntry
-from ckptstore.state.tensors import TensorLeaf, allocate, chunk_bytes, finish, write_box
+from ckptstore.state.new_arrays import allocate, finish
+from ckptstore.state.tensors import TensorLeaf, chunk_bytes, write_box
 from ckptstore.state.tree import Flat, flatten, narrow, unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.equality import assert_same
@@ -42,10 +43,10 @@ def stored(flat: Flat, *, allow_pickle: bool = False) -> tuple[dict[str, Contain
 def _copied(leaf: TensorLeaf) -> object:
     fields = ("library", "dtype", "itemsize", "shape", "order", "requires_grad", "parameter")
     entry = TensorEntry(chunk_shape=(1,) * len(leaf.shape), **{name: getattr(leaf, name) for name in fields})
-    made = allocate(entry)
+    made = allocate("a", entry)
     box = (0,) * len(leaf.shape), leaf.shape
     write_box(made, *box, chunk_bytes(leaf.tensor, *box))
-    return finish(made, entry)
+    return finish("a", made, entry)
 
 
 def round_trip(state: Any, *, allow_pickle: bool = False) -> Any:

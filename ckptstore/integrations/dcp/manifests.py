@@ -50,7 +50,7 @@ def metadata_of(manifest: Manifest) -> tuple[Metadata, dict[str, str]]:
     Raises StateError when two leaves have one name in DCP.
     """
     names = flat_names(manifest)
-    found = {name: _storage_metadata(manifest.entries[path]) for name, (path, _) in names.items()}
+    found = {name: _storage_metadata(path, manifest.entries[path]) for name, (path, _) in names.items()}
     metadata = Metadata(found, planner_data={name: keys for name, (_, keys) in names.items()})
     return metadata, {name: path for name, (path, _) in names.items()}
 
@@ -75,10 +75,10 @@ def _form(form: TensorStorageMetadata, division: Division) -> TensorEntry:
     )
 
 
-def _storage_metadata(entry: Entry) -> TensorStorageMetadata | BytesStorageMetadata:
+def _storage_metadata(path: str, entry: Entry) -> TensorStorageMetadata | BytesStorageMetadata:
     if not isinstance(entry, TensorEntry) or entry.library != "torch":
         return BytesStorageMetadata()
     size = torch.Size(entry.shape)
     whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-    properties = TensorProperties(torch_dtype(entry.dtype), requires_grad=entry.requires_grad)
+    properties = TensorProperties(torch_dtype(path, entry.dtype), requires_grad=entry.requires_grad)
     return TensorStorageMetadata(properties, size, [whole])
