@@ -33,7 +33,7 @@ from ckptstore.storage.base import Storage
 from ckptstore.storage.filesystem import network_file_system
 from ckptstore.storage.local import LocalStorage
 from ckptstore.storage.wrappers import ReadOnly
-from ckptstore.unlocking import KeyFile, change_passphrase, found_key, read_passphrase, unlock
+from ckptstore.unlocking import KeyFile, change_passphrase, create_key, read_passphrase, unlock
 
 CATALOG_FILE = "catalog.sqlite"
 _DIGEST = "xxh3_128"
@@ -72,12 +72,12 @@ def open_parts(
         if encrypt:
             read_passphrase(key_file, storage.url)
         storage = open_storage(url, storage_options=storage_options, create=True)
-    config = config or _found(storage, digest or _DIGEST, chunk_bytes, encrypt=encrypt, key_file=key_file)
+    config = config or _init(storage, digest or _DIGEST, chunk_bytes, encrypt=encrypt, key_file=key_file)
     version.check_features(config.requires_read, "read", storage.url)
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
-    _check_not_lost(address, storage)
-    found = open_catalog(address, create=create, refusal=refusal, before_making=partial(_check_nothing_lost, storage))
+    _check_catalog_present(address, storage)
+    found = open_catalog(address, create=create, refusal=refusal, before_making=partial(_check_no_commits, storage))
     with ExitStack() as on_error:
         on_error.callback(found.close)
         _check_owner(storage, found, config, read_only=read_only)
@@ -124,19 +124,19 @@ def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, rea
         catalog.bind(config.id)
     owner = catalog.owner()
     if owner is None:
-        _check_nothing_lost(storage, catalog.url)
+        _check_no_commits(storage, catalog.url)
     if owner != config.id:
         advice = "give each store a catalog of its own"
         raise CatalogError(f"the catalog {catalog.url} is of another store than {storage.url}: {advice}")
 
 
-def _check_nothing_lost(storage: Storage, catalog: str) -> None:
+def _check_no_commits(storage: Storage, catalog: str) -> None:
     """Raises CatalogError for commits beside a catalog that knows of nothing."""
     if _has_commits(storage):
         raise CatalogError(f"the catalog {catalog} is empty, but {storage.url} holds commits: {_BRING_BACK}")
 
 
-def _check_not_lost(address: str, storage: Storage) -> None:
+def _check_catalog_present(address: str, storage: Storage) -> None:
     """Raises CatalogError where a new one would stand beside commits that it does not know; none is made."""
     if is_missing(address) and _has_commits(storage):
         told = f"the catalog {address} is not there, but {storage.url} holds commits"
@@ -160,7 +160,7 @@ def migrate_catalog(
     if _read_config(storage) is None:
         raise _no_store(storage)
     address = catalog_url(storage, catalog)
-    _check_not_lost(address, storage)
+    _check_catalog_present(address, storage)
     return upgrade(address)
 
 
@@ -311,7 +311,7 @@ def _read_config(storage: Storage) -> StoreConfig | None:
         return None
 
 
-def _found(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, key_file: KeyFile) -> StoreConfig:
+def _init(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, key_file: KeyFile) -> StoreConfig:
     """Write the settings; when another process was faster, take its."""
     other = next(_others(storage), None)
     required = (version.DELTAS, version.ENCRYPTION) if encrypt else (version.DELTAS,)
@@ -327,7 +327,7 @@ def _found(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, ke
     )
     if other is not None and _read_config(storage) is None:
         raise NotAStore(f"{storage.url} holds no {version.KEY} but {other}: a store needs a place of its own")
-    key = found_key(storage, config.id, key_file) if encrypt else None
+    key = create_key(storage, config.id, key_file) if encrypt else None
     try:
         storage.put(version.KEY, [version.encode(config)])
     except ObjectExists:

@@ -16,7 +16,6 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.codecs import Level
 from ckptstore.format.version import MIB
-from ckptstore.importing import import_committing
 from ckptstore.keeping import Keeping
 from ckptstore.opening import open_parts
 from ckptstore.operations import address, history
@@ -24,6 +23,7 @@ from ckptstore.operations.address import LATEST, Ref
 from ckptstore.operations.background import Background, WhenBusy
 from ckptstore.operations.diff import Diff, compare_commits
 from ckptstore.operations.paths import as_globs
+from ckptstore.operations.preloading import import_committing
 from ckptstore.operations.view import ManifestView, Views, view_of
 from ckptstore.progress import ProgressCallback, meter
 

@@ -32,7 +32,7 @@ def unlock(storage: Storage, config: StoreConfig, key_file: KeyFile, *, encrypt:
     return Sealer(_data_key(storage, config, read_passphrase(key_file, storage.url)), config.id)
 
 
-def found_key(storage: Storage, store: str, key_file: KeyFile) -> str:
+def create_key(storage: Storage, store: str, key_file: KeyFile) -> str:
     """Make a data key for a new store and store it wrapped; the storage key of that."""
     require_cryptography()
     return _put(storage, store, os.urandom(KEY_BYTES), read_passphrase(key_file, storage.url))

@@ -18,7 +18,6 @@ HOUSE = Path(ckptstore.__file__).parent
 FLOORS = {
     "errors": 0,
     "patience": 0,
-    "importing": 0,
     "compiling": 0,
     "format": 1,
     "storage": 2,

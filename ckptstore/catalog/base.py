@@ -50,6 +50,11 @@ class CommitRecord:
     deleted: float | None = None
     tags: tuple[str, ...] = ()
 
+    @property
+    def address(self) -> str:
+        """`run@step`."""
+        return f"{self.run}@{self.step}"
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:

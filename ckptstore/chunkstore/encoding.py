@@ -11,8 +11,8 @@ from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.chunkstore.reliance import Reliance
 from ckptstore.errors import CorruptData
+from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs import BYTES, DELTA, Codec, Effort, Form, Level, encode
-from ckptstore.storage.base import Buffer
 
 _SMALLEST = 4096
 """Smaller chunks are stored whole: looking for what they rest on would cost more than it saves."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.errors import CorruptData
+from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs import RAW, Encoded, codec_numbered
 from ckptstore.format.digests import Digest
 from ckptstore.format.packs import PackBuilder
 from ckptstore.format.sealing import Sealer
-from ckptstore.storage.base import Buffer
 
 
 @dataclass(frozen=True, slots=True)

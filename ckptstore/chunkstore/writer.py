@@ -20,11 +20,13 @@ from ckptstore.chunkstore.claims import Claims
 from ckptstore.chunkstore.deriving import Derivation, Pile, derivations, encode
 from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
+from ckptstore.chunkstore.locations import location_of
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.format import packs
+from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs import Effort
 from ckptstore.format.manifest import split_digests
-from ckptstore.storage.base import Buffer, Storage
+from ckptstore.storage.base import Storage
 
 T = TypeVar("T")
 _Item = tuple[bytes, Piece]
@@ -248,7 +250,7 @@ class ChunkWriter:
         builder, self._builder = self._builder, self._payloads.pack()
         name, frames = self._names.pop(), builder.frames
         parts = builder.finish()
-        self._own.append(NewPack(name, builder.size, [_location(frame, name) for frame in frames]))
+        self._own.append(NewPack(name, builder.size, [location_of(frame, name) for frame in frames]))
         if len(self._puts) >= _PACKS_IN_FLIGHT:
             self._puts[-_PACKS_IN_FLIGHT].result()
         self._puts.append(self._putters.submit(self._put, packs.pack_key(name), parts, builder.size))
@@ -256,10 +258,6 @@ class ChunkWriter:
     def _put(self, key: str, parts: Sequence[Buffer], size: int) -> None:
         with self._encoder.pace.putting(size):
             self._storage.put(key, parts)
-
-
-def _location(frame: packs.Frame, pack: str) -> ChunkLocation:
-    return ChunkLocation(frame.digest, pack, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)
 
 
 def _keep(group: list[Piece]) -> list[Piece]:

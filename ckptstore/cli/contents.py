@@ -166,8 +166,8 @@ def _form(entry: Entry | None) -> str:
 
 def _diff_json(found: Diff, *, summary: bool) -> dict[str, Any]:
     document: dict[str, Any] = {
-        "old": f"{found.old.run}@{found.old.step}",
-        "new": f"{found.new.run}@{found.new.step}",
+        "old": found.old.address,
+        "new": found.new.address,
         **{kind: len(found.of(kind)) for kind in _MARKS},
         "unchanged": found.unchanged,
         "restructured": len(found.restructured),

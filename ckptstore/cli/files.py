@@ -73,7 +73,7 @@ def export_(
     if as_json:
         print_json({"run": commit.run, "step": commit.step, "file": str(file), "format": kind, "bytes": size})
     else:
-        click.echo(f"wrote {commit.run}@{commit.step} to {file}: {text.size(size)}")
+        click.echo(f"wrote {commit.address} to {file}: {text.size(size)}")
 
 
 @click.command("import")
@@ -107,7 +107,7 @@ def import_(
     if document is not None:
         print_json(document)
     else:
-        click.echo(f"committed {commit.run}@{commit.step}: {text.count(commit.leaves, 'leaf', 'leaves')}")
+        click.echo(f"committed {commit.address}: {text.count(commit.leaves, 'leaf', 'leaves')}")
 
 
 def _function(verb: str, kind: str) -> Any:

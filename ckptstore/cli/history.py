@@ -84,7 +84,7 @@ def show(place: Place, *, step: str, as_json: bool) -> None:
 
 def _commit_fields(commit: CommitRecord) -> dict[str, str]:
     fields = {
-        "commit": f"{commit.run}@{commit.step}",
+        "commit": commit.address,
         "id": commit.id,
         "parent": commit.parent_ref or "none",
         "tags": " ".join(commit.tags) or "none",
@@ -158,7 +158,7 @@ def rm(place: Place, *, step: tuple[str, ...], as_json: bool) -> None:
         print_json({"deleted": deleted, "restorable_until": text.iso(until)})
         return
     for commit in found.values():
-        click.echo(f"deleted {commit.run}@{commit.step}")
+        click.echo(f"deleted {commit.address}")
     click.echo(f"restore takes them back; with gc's default grace until {text.local(until)}")
 
 
@@ -174,4 +174,4 @@ def restore(place: Place, *, step: int, as_json: bool) -> None:
         if as_json:
             print_json(commit_json(commit))
         else:
-            click.echo(f"restored {commit.run}@{commit.step}")
+            click.echo(f"restored {commit.address}")

@@ -57,6 +57,6 @@ def push(
 
 def _print(pushed: list[CommitRecord]) -> None:
     for commit in pushed:
-        click.echo(f"pushed {commit.run}@{commit.step}: {text.size(commit.new_bytes)} new")
+        click.echo(f"pushed {commit.address}: {text.size(commit.new_bytes)} new")
     if not pushed:
         click.echo("nothing to push")

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import xxhash
 
 from ckptstore.errors import InvalidArgument
-
-Buffer = bytes | bytearray | memoryview
+from ckptstore.format.buffers import Buffer
 
 _MIDSIZE = 240
 """Up to so many bytes XXH3 mixes its 64 and its 128 bits in ways of their own."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise, product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Index = tuple[int, ...]
 
@@ -19,6 +19,11 @@ Index = tuple[int, ...]
 def extents(start: Index, stop: Index) -> Index:
     """Elements along each dim of a box."""
     return tuple(high - low for low, high in zip(start, stop, strict=True))
+
+
+def box_index(start: Index, stop: Index) -> tuple[Any, ...]:
+    """The index of a box, which gives a view also of what has no dims."""
+    return *map(slice, start, stop), ...
 
 
 class Division(NamedTuple):

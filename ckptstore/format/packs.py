@@ -23,10 +23,8 @@ from typing import Annotated
 import msgspec
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.addresses import address_of
+from ckptstore.format.buffers import Buffer, address_of
 from ckptstore.format.digests import checksum
-
-Buffer = bytes | bytearray | memoryview
 
 ALIGN = 64
 SECTOR = 512

@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ckptstore.errors import CorruptData, InvalidArgument
+from ckptstore.format.buffers import Buffer
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-Buffer = bytes | bytearray | memoryview
 
 KEY_BYTES = 32
 _NONCE_BYTES = 12

@@ -74,6 +74,11 @@ def everything(shape: Index) -> Selection:
     return Selection(tuple(range(extent) for extent in shape), frozenset())
 
 
+def select_box(start: Index, stop: Index) -> Selection:
+    """The box between two corners."""
+    return Selection(tuple(map(range, start, stop)), frozenset())
+
+
 def select(shape: Index, index: Any) -> Selection:
     """The selection that `index` means on an array of `shape`: ints, slices with positive steps, `...`, or a tuple.
 

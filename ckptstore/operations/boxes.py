@@ -12,7 +12,7 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.format.selection import Selection
+from ckptstore.format.selection import select_box
 from ckptstore.operations.load import Filling, fill
 from ckptstore.state.casts import check_takes
 
@@ -36,9 +36,9 @@ def fill_boxes(chunks: ChunkStore, boxes: Sequence[Box], *, allow_cast: bool, bu
 
 
 def _filling(box: Box, *, allow_cast: bool) -> Filling:
-    ranges = tuple(range(at, at + length) for at, length in zip(box.start, box.lengths, strict=True))
+    stop = tuple(map(sum, zip(box.start, box.lengths, strict=True)))
     part = replace(box.entry, shape=box.lengths, order=None)
     misfit = check_takes(box.label, part, box.target, allow_cast=allow_cast)
     if misfit is not None:
         raise StateError(f"{misfit}; make them alike")
-    return Filling(box.entry, box.target, Selection(ranges, frozenset()), box.label)
+    return Filling(box.entry, box.target, select_box(box.start, stop), box.label)

@@ -110,7 +110,7 @@ class _Planned(msgspec.Struct, frozen=True):
 
 
 def _write_leaves(writer: ChunkWriter, flat: Flat, chunks: ChunkStore, lineage: Lineage) -> Manifest:
-    repeated = {path: group[0] for group in flat.aliases for path in group[1:]}
+    repeated = flat.tied
     division = chunks.config.division
     steady = _steady(flat, chunks.glances)
     likely_new_first = sorted(flat.leaves, key=steady.__contains__)

@@ -89,7 +89,7 @@ class Diff:
         told = ", ".join(f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed", "moved"))
         told += f", {len(self.restructured)} restructured" * bool(self.restructured)
         told += f", {len(self.retied)} retied" * bool(self.retied)
-        names = f"{self.old.run}@{self.old.step} to {self.new.run}@{self.new.step}"
+        names = f"{self.old.address} to {self.new.address}"
         return f"<diff of {names}: {told}, {self.unchanged} unchanged, {self.changed_bytes} bytes>"
 
     def of(self, kind: str) -> tuple[Change, ...]:

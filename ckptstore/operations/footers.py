@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.catalog.base import NewPack
+from ckptstore.chunkstore.locations import location_of
 from ckptstore.errors import CorruptData
 from ckptstore.format import packs
 from ckptstore.storage.base import ObjectInfo, RangeRead, Storage
@@ -41,11 +42,6 @@ def read_any_pack(storage: Storage, info: ObjectInfo) -> NewPack:
         if not found:
             raise
         return NewPack(name, info.size, [location_of(frame, name) for frame in found.values()])
-
-
-def location_of(frame: packs.Frame, pack: str) -> ChunkLocation:
-    """Where a frame of a pack lies, as the catalog records it."""
-    return ChunkLocation(frame.digest, pack, frame.offset, frame.length, frame.raw_length, frame.codec, frame.base)
 
 
 def _read(storage: Storage, key: str, offset: int, length: int) -> bytearray:

@@ -123,7 +123,7 @@ class CommitHandle:
         except BaseException as error:  # noqa: BLE001 - whatever it is, it must reach the caller's thread
             _UNTOLD[self._token] = repr(error)
             self._error = error
-            _forget_locals(error)
+            forget_locals(error)
         self._settle = None
         del work  # and the state with it, before anybody is told
         self._over = True
@@ -153,7 +153,7 @@ class CommitHandle:
             mine.acquire(timeout=timeout)
 
 
-def _forget_locals(error: BaseException) -> None:
+def forget_locals(error: BaseException) -> None:
     """Of the functions that it went through, which hold the state."""
     found: BaseException | None = error
     while found is not None:

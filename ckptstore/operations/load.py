@@ -16,7 +16,7 @@ from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.needs import granted, share
 from ckptstore.errors import CorruptData, StateError
 from ckptstore.format.codecs.words import Plane
-from ckptstore.format.grid import Grid, Index, grid_of
+from ckptstore.format.grid import Grid, Index, extents, grid_of
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
 from ckptstore.state.casts import cast_from
@@ -178,7 +178,7 @@ def _array_fetch(
     label: str,
 ) -> Fetch:
     start, stop = grid.box(part.number)
-    extent = tuple(high - low for low, high in zip(start, stop, strict=True))
+    extent = extents(start, stop)
     size = prod(extent) * entry.itemsize
     span = contiguous_span(target_shape, part.start, part.stop) if part.whole else None
     if plain is not None and span is not None:

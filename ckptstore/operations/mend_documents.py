@@ -11,14 +11,9 @@ from ckptstore.errors import CorruptData, ObjectExists, ObjectNotFound, StepNotF
 from ckptstore.format import document
 
 
-def address_of(commit: CommitRecord) -> str:
-    """As "run@step"."""
-    return f"{commit.run}@{commit.step}"
-
-
 def unreadable(chunks: ChunkStore) -> list[str]:
     """Commits, live and deleted, whose manifest the catalog does not have whole."""
-    return [address_of(commit) for commit in chunks.catalog.commits(deleted=True) if _known(chunks, commit) is None]
+    return [commit.address for commit in chunks.catalog.commits(deleted=True) if _known(chunks, commit) is None]
 
 
 class Copies(NamedTuple):

@@ -15,9 +15,9 @@ from torch import Tensor
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.chunkstore.needs import granted, share
-from ckptstore.format.grid import Grid, Index
+from ckptstore.format.grid import Grid, Index, extents
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.format.selection import Selection
+from ckptstore.format.selection import select_box
 from ckptstore.operations.diff import Change, Diff, Numbers
 from ckptstore.operations.load import Filling, fill
 from ckptstore.progress import ProgressCallback, meter
@@ -71,7 +71,7 @@ class _Box:
 
     @property
     def shape(self) -> Index:
-        return tuple(high - low for low, high in zip(self.start, self.stop, strict=True))
+        return extents(self.start, self.stop)
 
     @property
     def nbytes(self) -> int:
@@ -157,7 +157,7 @@ def _load(chunks: ChunkStore, group: list[_Box], budget: int | None, held: int) 
 
 def _filling(box: _Box, entry: TensorEntry) -> Filling:
     array = allocate(box.path, msgspec.structs.replace(entry, shape=box.shape, order=None))
-    selection = Selection(tuple(map(range, box.start, box.stop)), frozenset())
+    selection = select_box(box.start, box.stop)
     return Filling(entry, array, selection, box.path)
 
 

@@ -47,7 +47,7 @@ def push(
     same = (source.config.id, source.catalog.url) == (target.config.id, target.catalog.url)
     for commit in wanted:
         if same and commit.run == (run or commit.run):
-            told = f"{_name(commit)} cannot be pushed to where it is, {target.storage.url}"
+            told = f"{commit.address} cannot be pushed to where it is, {target.storage.url}"
             raise InvalidArgument(f"{told}: push it to another store, or into another run")
     copier = _Copier(source, target, run, meter(progress, "push", sum(commit.logical_bytes for commit in wanted)))
     pushed = [copier.push(commit, named=named) for commit in wanted]
@@ -97,7 +97,7 @@ class _Copier:
             if _is_there(self._source, commit):
                 raise
             if named:
-                raise StepNotFound(f"{_name(commit)} was deleted while it was pushed") from error
+                raise StepNotFound(f"{commit.address} was deleted while it was pushed") from error
             return None
 
     def _push(self, commit: CommitRecord) -> CommitRecord | None:
@@ -107,7 +107,7 @@ class _Copier:
             self._advance(commit.logical_bytes)
             return None
         told = f"step {commit.step} of run {run!r} of {self._target.storage.url} holds another state"
-        refusal = StepExists(f"{told} than {_name(commit)}: push into another run")
+        refusal = StepExists(f"{told} than {commit.address}: push into another run")
         if there is not None and self._copies.is_another(there, commit):
             raise refusal
         refuse = None if there is None else refusal
@@ -120,11 +120,11 @@ class _Copier:
     def _write(self, commit: CommitRecord, run: str, writer: ChunkWriter) -> NewCommit:
         written = any_document(self._source, commit)
         manifest, size = written.manifest, self._source.digest.size
-        check_consistent(manifest, size, f"the manifest of {_name(commit)}")
+        check_consistent(manifest, size, f"the manifest of {commit.address}")
         parent = self._parent(commit, run)
         lineage = Lineage(self._target, _id(parent or self._newest_below(commit, run)))
         with writer:
-            names = self._bring(writer, commit, _chunks(manifest, size, _name(commit)), lineage)
+            names = self._bring(writer, commit, _chunks(manifest, size, commit.address), lineage)
             own, needs = writer.finish()
         origin = Origin(written.original.id, commit.created)
         draft = Draft(run, commit.step, _id(parent), commit.metadata, origin)
@@ -167,7 +167,7 @@ class _Copier:
         for batch in groups(chunks.items(), lambda item: item[1].size, _BATCH_BYTES, _BATCH_CHUNKS):
             read = {digest: memoryview(bytearray(chunk.size)) for digest, chunk in batch}
             wishes = [
-                Fetch(digest, chunk.size, f"{_name(commit)} {chunk.path}", out=read[digest]) for digest, chunk in batch
+                Fetch(digest, chunk.size, f"{commit.address} {chunk.path}", out=read[digest]) for digest, chunk in batch
             ]
             self._source.fetch(wishes, scratch=self._scratch)
             for digest, chunk in batch:
@@ -183,10 +183,6 @@ def _id(commit: CommitRecord | None) -> str | None:
 def _is_there(source: ChunkStore, commit: CommitRecord) -> bool:
     found = source.catalog.by_id(commit.id)
     return found is not None and found.deleted is None
-
-
-def _name(commit: CommitRecord) -> str:
-    return f"{commit.run}@{commit.step}"
 
 
 def _chunks(manifest: Manifest, digest_size: int, told: str) -> dict[bytes, _Chunk]:

@@ -20,7 +20,7 @@ from ckptstore.chunkstore.grouping import groups
 from ckptstore.format import version
 from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.manifests import any_document, document_digests, users_of
-from ckptstore.operations.mend_documents import address_of, copies_of, mend, unreadable
+from ckptstore.operations.mend_documents import copies_of, mend, unreadable
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
@@ -115,7 +115,7 @@ def plan_repair(
     resting = set().union(*_resting(chunks, needs, saved, set(packs)).values())
     saved |= {found for found, _ in _rescued(chunks, packs, source, resting)}
     suspects = _commits(chunks, {leaf for problem in problems if not problem.digest for leaf in problem.affected})
-    copies = [(address_of(commit), copies_of(chunks, commit, source)) for commit in suspects]
+    copies = [(commit.address, copies_of(chunks, commit, source)) for commit in suspects]
     return RepairPlan(
         chunks=chunks,
         source=source,
@@ -135,7 +135,7 @@ def _tag_address(record: TagRecord) -> str:
 
 
 def _commits(chunks: ChunkStore, addresses: set[str]) -> list[CommitRecord]:
-    return [commit for commit in chunks.catalog.commits(deleted=True) if address_of(commit) in addresses]
+    return [commit for commit in chunks.catalog.commits(deleted=True) if commit.address in addresses]
 
 
 # packs

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ckptstore.catalog.base import ChunkLocation
 from ckptstore.chunkstore import ChunkStore
+from ckptstore.chunkstore.locations import location_of
 from ckptstore.errors import CorruptData, InvalidArgument
 from ckptstore.format.packs import pack_key, salvage
-from ckptstore.operations.footers import location_of
 from ckptstore.operations.problem import DAMAGE
 
 Found = tuple[bytes, memoryview]

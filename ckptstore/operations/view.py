@@ -27,7 +27,7 @@ class ManifestView(Mapping[str, Entry]):
     @property
     def name(self) -> str:
         """How messages name the commit."""
-        return f"{self.commit.run}@{self.commit.step}"
+        return self.commit.address
 
     def __getitem__(self, path: str) -> Entry:
         try:
@@ -64,7 +64,7 @@ class ManifestView(Mapping[str, Entry]):
 def view_of(chunks: ChunkStore, commit: CommitRecord) -> ManifestView:
     """The manifest of a commit, from the catalog. Raises StepNotFound when it was purged, CorruptData."""
     manifest = chunks.decode_document(chunks.catalog.manifest(commit.id), commit.document).manifest
-    check_consistent(manifest, chunks.digest.size, f"the manifest of {commit.run}@{commit.step}")
+    check_consistent(manifest, chunks.digest.size, f"the manifest of {commit.address}")
     return ManifestView(commit, manifest)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from ckptstore.format.grid import Division, Grid, Index, default_chunk_shape, extents
+from ckptstore.format.grid import Division, Grid, Index, box_index, default_chunk_shape, extents
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.state.dtypes import known_numpy_dtype, known_torch_dtype
 from ckptstore.state.new_arrays import fresh
@@ -47,7 +47,7 @@ def write_cast(array: Array, start: Index, stop: Index, data: memoryview, dtype:
     slices = Grid(shape, default_chunk_shape(shape, max(dtype.itemsize, array.itemsize), _SLICES))
     for number in range(len(slices)):
         low, high = slices.box(number)
-        cast = _words(elements[_box(low, high)]).view(dtype).to(to)
+        cast = _words(elements[box_index(low, high)]).view(dtype).to(to)
         content = plain_bytes(cast)
         assert content is not None
         write_box(array, _moved(start, low), _moved(start, high), content)
@@ -92,10 +92,6 @@ def _in_torch(library: str, name: str) -> torch.dtype | None:
 def _words(elements: np.ndarray[Any, Any]) -> torch.Tensor:
     """A copy, since what was read may begin at any byte."""
     return torch.from_numpy(elements.copy().reshape(-1).view(np.uint8))
-
-
-def _box(start: Index, stop: Index) -> Any:
-    return *map(slice, start, stop), ...
 
 
 def _moved(place: Index, by: Index) -> Index:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ckptstore.errors import InvalidArgument
-from ckptstore.format.grid import Index
+from ckptstore.format.grid import Index, extents
 from ckptstore.state.new_arrays import fresh
 from ckptstore.state.tensors import Array, TensorLeaf, chunk_bytes, write_box
 
@@ -38,7 +38,7 @@ class PiecedTensor:
 
     def __init__(self, form: Tensor, pieces: Iterable[TensorPiece]) -> None:
         self.form = form
-        self._pieces = [piece for piece in pieces if prod(_minus(piece.stop, piece.start))]
+        self._pieces = [piece for piece in pieces if prod(extents(piece.start, piece.stop))]
         self._starts, self._stops = _corners(self._pieces, form.ndim)
         self._check(tuple(form.shape))
 
@@ -48,7 +48,7 @@ class PiecedTensor:
         found = [self._pieces[number] for number in np.flatnonzero(touched.all(1))]
         if len(found) == 1:
             return _part(found[0], start, stop)
-        made = fresh(self.form.dtype, _minus(stop, start))
+        made = fresh(self.form.dtype, extents(start, stop))
         for piece in found:
             low, high = tuple(map(max, start, piece.start)), tuple(map(min, stop, piece.stop))
             write_box(made, _minus(low, start), _minus(high, start), _part(piece, low, high))
@@ -62,7 +62,7 @@ class PiecedTensor:
             later = slice(number + 1, None)
             if ((starts[later] < stops[number]) & (stops[later] > start)).all(1).any():
                 raise InvalidArgument(f"the piece at {start.tolist()} overlaps another one")
-        held = sum(prod(_minus(piece.stop, piece.start)) for piece in self._pieces)
+        held = sum(prod(extents(piece.start, piece.stop)) for piece in self._pieces)
         if held != prod(shape):
             raise InvalidArgument(f"its pieces hold {held:,} of {prod(shape):,} elements")
 

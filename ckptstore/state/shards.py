@@ -13,7 +13,7 @@ import torch
 
 from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.format.grid import Index, extents
-from ckptstore.format.selection import Selection
+from ckptstore.format.selection import Selection, select_box
 from ckptstore.state.tensors import as_tracked
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Region(NamedTuple):
     @property
     def selection(self) -> Selection:
         """Of the whole tensor."""
-        return Selection(tuple(map(range, self.start, self.stop)), frozenset())
+        return select_box(self.start, self.stop)
 
     def of(self, part: torch.Tensor) -> torch.Tensor:
         """Its elements, as a view."""

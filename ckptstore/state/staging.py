@@ -150,13 +150,13 @@ class Stager:
 
 def _untied(flat: Flat) -> dict[str, TensorLeaf | Value]:
     """What is tied, once."""
-    repeated = {path for group in flat.aliases for path in group[1:]}
+    repeated = flat.tied
     return {path: leaf for path, leaf in flat.leaves.items() if path not in repeated}
 
 
 def _with(flat: Flat, leaves: Leaves) -> Flat:
     """The state with other leaves, given once for all that are tied."""
-    first = {path: group[0] for group in flat.aliases for path in group[1:]}
+    first = flat.tied
     return replace(flat, leaves={path: leaves[first.get(path, path)] for path in flat.leaves})
 
 

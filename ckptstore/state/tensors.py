@@ -18,7 +18,7 @@ from torch import Tensor
 from ckptstore.errors import UnsupportedLeaf
 from ckptstore.format.codecs import Form
 from ckptstore.format.codecs.words import Plane
-from ckptstore.format.grid import Index
+from ckptstore.format.grid import Index, box_index
 from ckptstore.format.manifest import TensorEntry, is_storable
 from ckptstore.state.dtypes import dtype_name, number_form
 
@@ -125,7 +125,7 @@ def writable_array(array: Array) -> Plane | None:
 
 def chunk_bytes(array: Array, start: Index, stop: Index) -> memoryview:
     """The row-major bytes of `array[start:stop]`: the array's own memory when they lie there so, else one copy."""
-    box = _box(start, stop)
+    box = box_index(start, stop)
     if isinstance(array, Tensor):
         region = array.detach()[box].resolve_conj().resolve_neg()
         dense = _words(region).contiguous().cpu().numpy()
@@ -149,7 +149,7 @@ def flat_bytes(tensor: Tensor) -> Tensor:
 
 def write_box(array: Array, start: Index, stop: Index, data: memoryview) -> None:
     """Copy row-major bytes into `array[start:stop]`, whatever its layout and device."""
-    box = _box(start, stop)
+    box = box_index(start, stop)
     if not len(data):
         return
     if not isinstance(array, Tensor):
@@ -166,7 +166,7 @@ def write_box(array: Array, start: Index, stop: Index, data: memoryview) -> None
 
 def copy_into_box(tensor: Tensor, start: Index, stop: Index, data: Tensor) -> None:
     """Copy row-major bytes of the host into `tensor[start:stop]`; nothing waits where the device can do without."""
-    region = tensor.detach()[_box(start, stop)]
+    region = tensor.detach()[box_index(start, stop)]
     dense = data.view(region.dtype).view(region.shape)
     if _is_lazy(region):
         region.copy_(dense, non_blocking=True)
@@ -303,10 +303,6 @@ def _overlaps_itself(array: Array) -> bool:
             return True
         covered += (extent - 1) * stride
     return False
-
-
-def _box(start: Index, stop: Index) -> Any:
-    return *map(slice, start, stop), ...
 
 
 def described(leaf: TensorEntry | TensorLeaf) -> str:

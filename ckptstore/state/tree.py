@@ -61,9 +61,14 @@ class Flat:
     replicated: frozenset[str] = frozenset()
 
     @property
+    def tied(self) -> dict[str, str]:
+        """Path → the first path of its group, of all the others of these."""
+        return {path: group[0] for group in self.aliases for path in group[1:]}
+
+    @property
     def arrays(self) -> list[TensorLeaf]:
         """All of them; what is tied once."""
-        repeated = {path for group in self.aliases for path in group[1:]}
+        repeated = self.tied
         leaves = (leaf for path, leaf in self.leaves.items() if path not in repeated)
         return [leaf for leaf in leaves if isinstance(leaf, TensorLeaf)]
 

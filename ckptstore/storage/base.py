@@ -13,10 +13,10 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from ckptstore.format.buffers import Buffer
+
 GAP = 128 << 10
 """Ranges that lie no farther apart may become one request."""
-
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)

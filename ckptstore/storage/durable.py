@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ckptstore.format.addresses import address_of
+from ckptstore.format.buffers import Buffer, address_of
 from ckptstore.format.packs import LARGE, SECTOR
-from ckptstore.storage.base import Buffer
 
 _BLOCK = 4 << 20
 _MUCH = 64 << 10

@@ -19,7 +19,8 @@ from ckptstore.errors import (
     StorageFull,
     StorageReadOnly,
 )
-from ckptstore.storage.base import Buffer, ObjectInfo, RangeRead
+from ckptstore.format.buffers import Buffer
+from ckptstore.storage.base import ObjectInfo, RangeRead
 from ckptstore.storage.durable import make_folder, publish, sync_folder, write_file
 from ckptstore.storage.keys import TEMPORARY, check_key, check_prefix
 from ckptstore.storage.open_files import OpenFiles

@@ -16,7 +16,8 @@ from ckptstore.errors import (
     StorageError,
     StorageUnavailable,
 )
-from ckptstore.storage.base import GAP, Buffer, ObjectInfo, RangeRead
+from ckptstore.format.buffers import Buffer
+from ckptstore.storage.base import GAP, ObjectInfo, RangeRead
 from ckptstore.storage.clients import (
     abort_uploads,
     connect,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from ckptstore.errors import StorageError, StorageReadOnly, StorageUnavailable
+from ckptstore.format.buffers import Buffer
 from ckptstore.patience import patiently
-from ckptstore.storage.base import Buffer, Closing, ObjectInfo, Prefetching, RangeRead, Storage, Sweeping
+from ckptstore.storage.base import Closing, ObjectInfo, Prefetching, RangeRead, Storage, Sweeping
 
 T = TypeVar("T")
 

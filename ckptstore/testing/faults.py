@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ckptstore.errors import StorageError
-from ckptstore.storage.base import Buffer, RangeRead, Storage
+from ckptstore.format.buffers import Buffer
+from ckptstore.storage.base import RangeRead, Storage
 from ckptstore.storage.wrappers import Intercepted
 
 T = TypeVar("T")

@@ -20,7 +20,8 @@ from typing import TypeVar
 import pytest
 
 from ckptstore.errors import CorruptData, InvalidArgument, ObjectExists, ObjectNotFound
-from ckptstore.storage.base import Buffer, Prefetching, RangeRead, Storage
+from ckptstore.format.buffers import Buffer
+from ckptstore.storage.base import Prefetching, RangeRead, Storage
 
 DATA = bytes(range(256)) * 64
 T = TypeVar("T")

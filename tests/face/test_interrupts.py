@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 import ckptstore
-from ckptstore import CommitInFlight, StateError, StorageFull, importing
+from ckptstore import CommitInFlight, StateError, StorageFull
+from ckptstore.operations import preloading
 from ckptstore.operations.background import Background
 from ckptstore.state.kept import KeptBuffers
 from ckptstore.state.live import Lender
@@ -424,7 +425,7 @@ def test_who_can_begin_no_thread_imports_without_one(monkeypatch):
         raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 says
 
     monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
-    importing.import_committing.__wrapped__()
+    preloading.import_committing.__wrapped__()
 
 
 _INTERRUPTED_IMPORT = """

@@ -47,7 +47,7 @@ def test_what_fails_then_is_told_at_exit(jobs):
         assert_whole(job.place, [0])
     assert "ckptstore: a background commit failed: RankFailed('rank 1 failed: StorageFull" in refused.errors[0]
     assert refused.errors[1] == "ckptstore: a background commit failed: StorageFull('no space')\n"
-    assert refused.said[2] == ["RankFailed: rank 1 failed: StorageFull: no space; nothing was committed"]
+    assert refused.said[2] == ["RankFailed: rank 1 failed: StorageFull: no space; the same may be committed again"]
     assert not refused.errors[2]
     for error in dead.errors[1:]:
         (told,) = (line for line in error.splitlines() if line.startswith("ckptstore:"))

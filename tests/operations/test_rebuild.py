@@ -405,7 +405,7 @@ def test_a_catalog_that_another_process_made_meanwhile_is_taken(place, tmp_path)
     def make(told):
         with ckptstore.open(tmp_path / "other", catalog=other) as store:
             store.commit({"x": 1}, step=1)
-        opening._check_nothing_lost(storage, told)
+        opening._check_no_commits(storage, told)
 
     with closing(open_catalog(other, create=True, before_making=make)) as catalog:
         assert catalog.steps("main") == [1]

@@ -172,9 +172,9 @@ def test_who_founds_second_is_told_that_the_store_is_plain(place, key, monkeypat
     def founded_meanwhile(*args):
         monkeypatch.undo()
         ckptstore.open(place).close()
-        return unlocking.found_key(*args)
+        return unlocking.create_key(*args)
 
-    monkeypatch.setattr(opening, "found_key", founded_meanwhile)
+    monkeypatch.setattr(opening, "create_key", founded_meanwhile)
     with pytest.raises(InvalidArgument, match="is not encrypted, and stays so"):
         ckptstore.open(place, encrypt=True, key_file=key)
     assert not list(place.glob("keys/*"))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-Buffer = bytes | bytearray | memoryview
+from ckptstore.format.buffers import Buffer
+
 Level = Literal["none", "fast", "auto", "best"]
 Effort = Level | Literal["light"]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from ckptstore.format.codecs.base import Buffer, Effort, Form
+from ckptstore.format.buffers import Buffer
+from ckptstore.format.codecs.base import Effort, Form
 from ckptstore.format.codecs.delta import Delta
 from ckptstore.format.codecs.planes import Planes
 from ckptstore.format.codecs.zstd import Zstd

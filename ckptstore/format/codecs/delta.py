@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs.base import BYTES, DELTA, Buffer, Form
+from ckptstore.format.buffers import Buffer
+from ckptstore.format.codecs.base import BYTES, DELTA, Form
 from ckptstore.format.codecs.layout import Block, Cut, Plan
 from ckptstore.format.codecs.packing import pack
 from ckptstore.format.codecs.planes import width_of

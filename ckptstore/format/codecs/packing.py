@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ckptstore.format.codecs.base import Buffer
+from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs.blocks import block as memory
 from ckptstore.format.codecs.blocks import cut_off
 from ckptstore.format.codecs.cutting import Cutter

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckptstore.format.codecs.base import BYTES, PLANES, Buffer, Form
+from ckptstore.format.buffers import Buffer
+from ckptstore.format.codecs.base import BYTES, PLANES, Form
 from ckptstore.format.codecs.layout import Cut, Plan
 from ckptstore.format.codecs.packing import pack
 from ckptstore.format.codecs.planning import centered, planned

@@ -8,7 +8,8 @@ from functools import partial
 import zstandard
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.codecs.base import BYTES, Buffer, Form
+from ckptstore.format.buffers import Buffer
+from ckptstore.format.codecs.base import BYTES, Form
 from ckptstore.format.codecs.pool import Pool
 
 _LEVEL = 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING
+
+from ckptstore.operations.handles import forget_locals
 
 if TYPE_CHECKING:  # see `background`
     from ckptstore.operations.ranks.ranks import Group, Ranks
@@ -38,9 +39,8 @@ class Channels:
         Its connections close when nobody refers to it; so what the functions had that a `failure` came through is
         forgotten.
         """
-        while failure is not None:
-            traceback.clear_frames(failure.__traceback__)
-            failure = failure.__cause__ or failure.__context__
+        if failure is not None:
+            forget_locals(failure)
         ranks = None if group is None else self._made.pop(group, None)
         if ranks is not None:
             ranks.leave()

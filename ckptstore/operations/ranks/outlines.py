@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
-from ckptstore.format.digests import Buffer
+from ckptstore.format.buffers import Buffer
 from ckptstore.format.grid import default_chunk_shape, grid_of
 from ckptstore.format.manifest import Container, TensorEntry, Value
 from ckptstore.operations.ranks.counting import Counting
@@ -103,8 +103,7 @@ class RankState:
 
     def counting(self, assigned: Assignment, parts: Sequence[Part]) -> Counting:
         """Counts the bytes of its `parts`; what is tied is written by each path, and counts once."""
-        repeated = {path for group in self._flat.aliases for path in group[1:]}
-        places = {self._place(path, assigned) or path for path in repeated}
+        places = {self._place(path, assigned) or path for path in self._flat.tied}
         own = Counter[str]()
         for part in parts:
             if part.shard.path not in places:

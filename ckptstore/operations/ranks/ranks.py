@@ -121,7 +121,7 @@ class Ranks:
         if failure is not None:
             raise failure
         if reason is not None:
-            raise RankFailed(f"{reason}; nothing was committed")
+            raise RankFailed(f"{reason}; the same may be committed again")
         return given
 
     def exchange(
