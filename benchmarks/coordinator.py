@@ -14,17 +14,17 @@ import torch
 import ckptstore
 from benchmarks.figures import OWN
 from benchmarks.measuring import Samples
-from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.catalog.records import ChunkLocation, NewPack
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.format.grid import Division, Grid
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.operations import history
+from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.gathering import Gathering
 from ckptstore.operations.ranks.merging import Merging
 from ckptstore.operations.ranks.outlines import RankState
 from ckptstore.operations.ranks.ranks import packed, unpacked
 from ckptstore.operations.ranks.reports import Ask, Dealt, Grant, Opening, Report
-from ckptstore.operations.ranks.shares import Shard
 from ckptstore.state.tree import flatten
 from ckptstore.store import Store
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from ckptstore.catalog.base import Catalog, ChunkLocation, CommitRecord, NewPack, Objects
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import ChunkLocation, CommitRecord, NewPack, Objects
 from ckptstore.format import document
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.format.version import MIB

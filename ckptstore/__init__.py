@@ -13,9 +13,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckptstore.catalog.base import CatalogStats as Stats
-    from ckptstore.catalog.base import CommitRecord as Commit
-    from ckptstore.catalog.base import RunRecord as Run
+    from ckptstore.administering import change_key, rebuild_catalog
+    from ckptstore.catalog.records import CatalogStats as Stats
+    from ckptstore.catalog.records import CommitRecord as Commit
+    from ckptstore.catalog.records import RunRecord as Run
     from ckptstore.errors import (
         BudgetTooSmall,
         CatalogBusy,
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from ckptstore.format.manifest import Container, TensorEntry, ValueEntry
     from ckptstore.manager.manager import CheckpointManager
     from ckptstore.manager.saving import Moment, SaveAt, SaveEvery, SaveEverySeconds, SaveIf, SavePolicy
-    from ckptstore.opening import change_key, rebuild_catalog
     from ckptstore.operations.diff import Change, Diff, Numbers
     from ckptstore.operations.gc import GcPlan, GcReport
     from ckptstore.operations.handles import CommitHandle
@@ -168,7 +168,7 @@ __all__ = [
 _ELSEWHERE = {
     "Change": "operations.diff:Change",
     "CheckpointManager": "manager.manager:CheckpointManager",
-    "Commit": "catalog.base:CommitRecord",
+    "Commit": "catalog.records:CommitRecord",
     "CommitHandle": "operations.handles:CommitHandle",
     "Container": "format.manifest:Container",
     "Diff": "operations.diff:Diff",
@@ -185,14 +185,14 @@ _ELSEWHERE = {
     "Policy": "operations.retention:Policy",
     "Problem": "operations.problem:Problem",
     "RNGState": "state.stateful:RNGState",
-    "Run": "catalog.base:RunRecord",
+    "Run": "catalog.records:RunRecord",
     "SaveAt": "manager.saving:SaveAt",
     "SaveEvery": "manager.saving:SaveEvery",
     "SaveEverySeconds": "manager.saving:SaveEverySeconds",
     "SaveIf": "manager.saving:SaveIf",
     "SavePolicy": "manager.saving:SavePolicy",
     "StateDict": "state.stateful:StateDict",
-    "Stats": "catalog.base:CatalogStats",
+    "Stats": "catalog.records:CatalogStats",
     "Store": "store:Store",
     "TensorEntry": "format.manifest:TensorEntry",
     "ValueEntry": "format.manifest:ValueEntry",
@@ -203,9 +203,9 @@ _ELSEWHERE = {
     "Retied": "operations.structure:Retied",
     "RebuildReport": "operations.rebuild:RebuildReport",
     "VerifyReport": "operations.verify:VerifyReport",
-    "change_key": "opening:change_key",
+    "change_key": "administering:change_key",
     "open": "store:open_store",
-    "rebuild_catalog": "opening:rebuild_catalog",
+    "rebuild_catalog": "administering:rebuild_catalog",
 }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Self
 
-from ckptstore.catalog.base import CommitRecord
-from ckptstore.chunkstore import ChunkStore
+from ckptstore.browsing import Browsing
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InvalidArgument
 from ckptstore.operations import address, gc, push, repair, tags, verify
 from ckptstore.operations.address import Ref
@@ -16,15 +16,8 @@ from ckptstore.operations.verify import Level, Scope, VerifyReport
 from ckptstore.progress import ProgressCallback
 
 
-class Keeping:
-    """What `Store` inherits."""
-
-    def __init__(self, parts: ChunkStore, run: str) -> None:
-        self._parts, self._run = parts, run
-
-    def __reduce__(self) -> NoReturn:
-        place = self._parts.storage.url
-        raise InvalidArgument(f"the open store {place} cannot be pickled or copied: open it where it is needed")
+class Keeping(Browsing):
+    """What `Store` inherits, and what it inherits itself."""
 
     def tag(self, name: str, step: Ref) -> None:
         """Give a commit a name in its run, taking the name from another. Tagged commits are never collected.
@@ -34,19 +27,22 @@ class Keeping:
         tags.tag(self._parts, address.check_name("tag", name), self._find(step))
 
     def untag(self, name: str) -> None:
-        """Remove a tag of the run. Raises TagNotFound."""
+        """Remove a tag of the run. Raises TagNotFound, RunNotFound."""
         tags.untag(self._parts, self._run, name)
 
     def delete(self, step: Ref, *more: Ref) -> None:
         """Delete commits, all of them or none. `restore` takes each back until gc's grace is over.
 
-        Raises StepProtected when one is tagged.
+        Raises StepProtected when one is tagged; StepNotFound, RunNotFound or TagNotFound when there is no such commit.
         """
         gone = {commit.id: commit for commit in map(self._find, (step, *more))}
         self._parts.catalog.delete([*gone.values()])
 
     def restore(self, step: int) -> CommitRecord:
-        """Take back the last deletion of a step of the run. Raises StepNotFound when nothing is left of it."""
+        """Take back the last deletion of a step of the run.
+
+        Raises StepNotFound when nothing is left of it, StepExists when the step was made anew, RunNotFound.
+        """
         return self._parts.catalog.restore(self._run, address.check_step(step))
 
     def plan_gc(
@@ -70,6 +66,9 @@ class Keeping:
         Raises:
             GcRefused: the policy keeps nothing, as one does that asks for a metric no commit has (`KeepLast(0)` may);
                 or, with `sweep`, the catalog is older than the storage.
+            InvalidArgument: a grace that cannot be, or no policy.
+            RunNotFound: there is no such run.
+            StoreTooNew: the store has what this version would not know how to spare.
         """
         return gc.plan_gc(self._parts, self._run, keep, grace, progress, sweep=sweep)
 
@@ -125,7 +124,7 @@ class Keeping:
         """
         return verify.verify(self._parts, Scope(level, subset, older_than), progress)
 
-    def plan_repair(self, source: Keeping | None = None, *, progress: ProgressCallback | None = None) -> RepairPlan:
+    def plan_repair(self, source: Self | None = None, *, progress: ProgressCallback | None = None) -> RepairPlan:
         """What `repair` would do now, after verifying every byte; `plan.execute()` does it.
 
         Args:
@@ -133,13 +132,13 @@ class Keeping:
             progress: called with (stage, bytes done, bytes in all).
 
         Raises:
-            InvalidArgument: the other store has another digest.
+            InvalidArgument: the other store has another digest, or one is encrypted, and it is no copy of this one.
             StorageError: a pack cannot be read now; that is no damage.
         """
         other = None if source is None else source._parts  # noqa: SLF001 - of the same kind
         return repair.plan_repair(self._parts, other, progress)
 
-    def repair(self, source: Keeping | None = None, *, progress: ProgressCallback | None = None) -> RepairReport:
+    def repair(self, source: Self | None = None, *, progress: ProgressCallback | None = None) -> RepairReport:
         """Mend what can be mended. See `plan_repair`.
 
         Damaged packs are retired: what is whole in them, or lies elsewhere, is stored anew, as is what rests on them
@@ -150,7 +149,7 @@ class Keeping:
         return self.plan_repair(source, progress=progress).execute(progress)
 
     def push(
-        self, target: Keeping, *steps: Ref, run: str | None = None, progress: ProgressCallback | None = None
+        self, target: Self, *steps: Ref, run: str | None = None, progress: ProgressCallback | None = None
     ) -> list[CommitRecord]:
         """Copy commits into another store, which stores only the chunks that it lacks; tags stay here.
 
@@ -181,6 +180,3 @@ class Keeping:
         name = None if run is None else address.check_name("run", run)
         commits = [*map(self._find, steps)] if steps else self._parts.catalog.commits(self._run)
         return push.push(self._parts, target._parts, commits, name, progress, named=bool(steps))
-
-    def _find(self, ref: Ref) -> CommitRecord:
-        return address.resolve(self._parts.catalog, self._run, ref)

@@ -27,13 +27,12 @@ from ckptstore.format.keys import PREFIX
 from ckptstore.format.sealing import Sealer
 from ckptstore.format.version import StoreConfig
 from ckptstore.operations.rebuild import RebuildReport, rebuild
-from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage import open_storage
 from ckptstore.storage.base import Storage
 from ckptstore.storage.filesystem import network_file_system
 from ckptstore.storage.local import LocalStorage
 from ckptstore.storage.wrappers import ReadOnly
-from ckptstore.unlocking import KeyFile, change_passphrase, create_key, read_passphrase, unlock
+from ckptstore.unlocking import KeyFile, create_key, read_passphrase, unlock
 
 CATALOG_FILE = "catalog.sqlite"
 _DIGEST = "xxh3_128"
@@ -76,7 +75,7 @@ def open_parts(
     version.check_features(config.requires_read, "read", storage.url)
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
-    _check_catalog_present(address, storage)
+    check_catalog_present(address, storage)
     found = open_catalog(address, create=create, refusal=refusal, before_making=partial(_check_no_commits, storage))
     with ExitStack() as on_error:
         on_error.callback(found.close)
@@ -88,15 +87,13 @@ def open_parts(
 def attach_parts(
     url: str | os.PathLike[str],
     *,
-    storage_options: Mapping[str, Any] | None = None,
-    compression: Level = "auto",
-    key_file: KeyFile = None,
+    storage_options: Mapping[str, Any] | None,
+    compression: Level,
+    key_file: KeyFile,
 ) -> ChunkStore:
     """The parts of a store for one who writes packs for another, who has the catalog; see `ckptstore.open`."""
     storage = open_storage(url, storage_options=storage_options)
-    config = _read_config(storage)
-    if config is None:
-        raise _no_store(storage)
+    config = existing_config(storage)
     version.check_features(config.requires_write, "write to", storage.url)
     sealer = unlock(storage, config, key_file)
     return ChunkStore(storage, cast("Catalog", _NoCatalog()), config, sealer, compression)
@@ -136,7 +133,7 @@ def _check_no_commits(storage: Storage, catalog: str) -> None:
         raise CatalogError(f"the catalog {catalog} is empty, but {storage.url} holds commits: {_BRING_BACK}")
 
 
-def _check_catalog_present(address: str, storage: Storage) -> None:
+def check_catalog_present(address: str, storage: Storage) -> None:
     """Raises CatalogError where a new one would stand beside commits that it does not know; none is made."""
     if is_missing(address) and _has_commits(storage):
         told = f"the catalog {address} is not there, but {storage.url} holds commits"
@@ -147,65 +144,14 @@ def _has_commits(storage: Storage) -> bool:
     return next(iter(storage.list("manifests/")), None) is not None
 
 
-def migrate_catalog(
-    url: str | os.PathLike[str], *, catalog: str | None = None, storage_options: Mapping[str, Any] | None = None
-) -> tuple[str, str]:
-    """Bring the catalog of the store at `url` to this version's schema; its revisions before and after.
-
-    Raises NotAStore, SchemaTooNew, and CatalogError when the migration failed; nothing was changed then.
-    """
-    from ckptstore.catalog.migrate import upgrade
-
-    storage = open_storage(url, storage_options=storage_options)
-    if _read_config(storage) is None:
-        raise _no_store(storage)
-    address = catalog_url(storage, catalog)
-    _check_catalog_present(address, storage)
-    return upgrade(address)
-
-
-def rebuild_catalog(
-    url: str | os.PathLike[str],
-    *,
-    catalog: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    key_file: KeyFile = None,
-    progress: ProgressCallback | None = None,
-) -> RebuildReport:
-    """Make the catalog of a store anew from its storage: for one that was lost, damaged, or restored too old.
-
-    Every commit whose document and chunks are all there is in it again, as it was made, with its tags. Deletions
-    that could still be restored are undone. Nobody may use the store meanwhile. When it was interrupted, do it again.
-
-    Args:
-        url: the store.
-        catalog: URL of an empty database; by default `catalog.sqlite` in the folder, which must have been moved away.
-        storage_options: what fsspec passes on to the file system of a URL.
-        key_file: see `ckptstore.open`.
-        progress: called with (stage, bytes done, bytes in all).
-
-    Returns:
-        What the catalog has now, and what was left out, with the reason.
-
-    Raises:
-        NotAStore: there is none.
-        CatalogError: the catalog is one already.
-        StorageError: something cannot be read now; do it again.
-    """
-    storage = open_storage(url, storage_options=storage_options)
-    config = _read_config(storage)
-    if config is None:
-        raise _no_store(storage)
-    version.check_features(config.requires_read, "read", storage.url)
-    total = sum(info.size for info in storage.list("manifests/"))
-    sealer = unlock(storage, config, key_file)
-    return _fill(catalog_url(storage, catalog), storage, config, sealer, meter(progress, "rebuild", total))
-
-
-def _fill(
+def fill(
     address: str, storage: Storage, config: StoreConfig, sealer: Sealer | None, advance: Advance = ignore
 ) -> RebuildReport:
-    """It becomes the store's last of all, so that one which is not complete is not believed."""
+    """Make an empty catalog tell of all that lies in storage.
+
+    It becomes the store's last of all, so that one which is not complete is not believed. Raises CatalogError when it
+    is one already.
+    """
     with closing(open_catalog(address, create=True)) as catalog:
         if catalog.owner() is not None:
             advice = "move it away, or give catalog= (--catalog) an empty database"
@@ -213,36 +159,6 @@ def _fill(
         report = rebuild(_parts(storage, catalog, config, sealer), advance)
         catalog.bind(config.id)
     return report
-
-
-def change_key(
-    url: str | os.PathLike[str],
-    new_key_file: str | os.PathLike[str],
-    *,
-    key_file: KeyFile = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> None:
-    """Let another passphrase open an encrypted store, and the one that did no longer. Nothing is encrypted anew.
-
-    Who has kept the old passphrase and a copy of the old `keys/` can still open what was and what will be stored.
-
-    Args:
-        url: the store.
-        new_key_file: a file with the new passphrase.
-        key_file: see `ckptstore.open`.
-        storage_options: what fsspec passes on to the file system of a URL.
-
-    Raises:
-        WrongKey: the old passphrase does not open the store; nothing was changed.
-        InvalidArgument: the store is not encrypted, or a file cannot be read.
-        StoreTooNew: the store has what this version would not know how to keep.
-    """
-    storage = open_storage(url, storage_options=storage_options)
-    config = _read_config(storage)
-    if config is None:
-        raise _no_store(storage)
-    version.check_features(config.requires_write, "change the key of", storage.url)
-    change_passphrase(storage, config, key_file, new_key_file)
 
 
 def _must_do_without(storage: Storage, *, read_only: bool) -> bool:
@@ -261,7 +177,7 @@ def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile, *,
     folder = tempfile.mkdtemp(prefix="ckptstore-")
     address = sqlite_url(os.path.join(folder, CATALOG_FILE))
     try:
-        report = _fill(address, storage, config, sealer)
+        report = fill(address, storage, config, sealer)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -302,6 +218,14 @@ def _check_settings(chunk_bytes: int, compression: str) -> None:
     least, most = version.CHUNK_BYTES
     if type(chunk_bytes) is not int or not least <= chunk_bytes <= most:
         raise InvalidArgument(f"chunk_bytes={chunk_bytes!r}: give an int, {least} to {most} bytes")
+
+
+def existing_config(storage: Storage) -> StoreConfig:
+    """The settings of the store that lies there. Raises NotAStore when there is none."""
+    config = _read_config(storage)
+    if config is None:
+        raise _no_store(storage)
+    return config
 
 
 def _read_config(storage: Storage) -> StoreConfig | None:

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ckptstore.catalog.base import CatalogStats, CommitRecord, RunRecord
+from ckptstore.catalog.records import LATEST, CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.codecs import Level
@@ -19,12 +19,11 @@ from ckptstore.format.version import MIB
 from ckptstore.keeping import Keeping
 from ckptstore.opening import open_parts
 from ckptstore.operations import address, history
-from ckptstore.operations.address import LATEST, Ref
+from ckptstore.operations.address import Ref
 from ckptstore.operations.background import Background, WhenBusy
-from ckptstore.operations.diff import Diff, compare_commits
 from ckptstore.operations.paths import as_globs
 from ckptstore.operations.preloading import import_committing
-from ckptstore.operations.view import ManifestView, Views, view_of
+from ckptstore.operations.view import Views
 from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:
@@ -175,8 +174,11 @@ class Store(Keeping):
             UnsupportedLeaf: a leaf has no encoding; names its path.
             StepExists: the step holds another state. The same state again is success, with the metadata it had.
             InvalidArgument: a bad step, run, parent, metadata or glob; ranks that give another store, run or step.
+            StepNotFound, RunNotFound, TagNotFound: there is no such `parent`.
             StateError: a DTensor, or what is `replicated`, does not fit together; names the path.
+            StoreTooNew: the store has what this version would not know how to write.
             RankFailed: another rank failed, or is gone.
+            InterpreterExiting: too late; nothing was begun.
         """
         wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle, replicated=replicated)
         return self._background.commit(wish, process_group, progress)
@@ -266,7 +268,10 @@ class Store(Keeping):
             The nested state, or `into` when that was given.
 
         Raises:
+            StepNotFound, RunNotFound, TagNotFound: there is no such commit.
             StateMismatch: with `into`; everything that does not fit, before anything was written.
+            PickleRefused: a leaf was stored as a pickle, and `allow_pickle` is off.
+            UnknownType: a leaf is of a class that this process has not imported.
             BudgetTooSmall: one chunk does not fit into the given budget.
             PathNotFound: a path that selects nothing, or no path at all (`paths=[]`).
             InvalidArgument: `skip_damaged` with `into`.
@@ -312,7 +317,9 @@ class Store(Keeping):
             memory_budget_bytes: what reading may hold beside the result; by default 128 MiB, or what one chunk needs.
 
         Raises:
+            StepNotFound, RunNotFound, TagNotFound: there is no such commit.
             PathNotFound: the commit has no such path; names the nearest.
+            PickleRefused, UnknownType: see `checkout`.
             InvalidArgument: an index or `out` that does not fit the leaf.
             BudgetTooSmall: one chunk does not fit into the given budget.
             CorruptData: stored bytes are damaged.
@@ -321,60 +328,6 @@ class Store(Keeping):
 
         view = self._views.of(self._find(step))
         return read(self._parts, view, path, index, out, allow_pickle=allow_pickle, budget=memory_budget_bytes)
-
-    def manifest(self, step: Ref = LATEST) -> ManifestView:
-        """Logical path → entry of every leaf of a commit; also knows its containers and ties. Reads no data."""
-        return view_of(self._parts, self._find(step))
-
-    def steps(self) -> list[int]:
-        """Steps of the run, ascending."""
-        return self._parts.catalog.steps(self._run)
-
-    def latest(self) -> int | None:
-        """The run's highest step, or None."""
-        newest = self._parts.catalog.newest(self._run, address.MOST_STEP)
-        return None if newest is None else newest.step
-
-    def log(self, *, deleted: bool = False) -> list[CommitRecord]:
-        """Commits of the run, newest step first; with `deleted`, also those that can still be restored."""
-        return history.log(self._parts.catalog, self._run, deleted=deleted)
-
-    def find(self, step: Ref = LATEST) -> CommitRecord:
-        """The record of a commit. Raises StepNotFound, RunNotFound, TagNotFound."""
-        return self._find(step)
-
-    def runs(self) -> list[RunRecord]:
-        """Every run of the store, by name."""
-        return self._parts.catalog.runs()
-
-    def tags(self) -> dict[str, int]:
-        """Tags of the run and their steps."""
-        return {tag.name: tag.step for tag in self._parts.catalog.tags(self._run)}
-
-    def stats(self) -> CatalogStats:
-        """Counts over the whole store: what is stored against what is logical."""
-        return self._parts.catalog.stats()
-
-    def diff(
-        self,
-        old: Ref,
-        new: Ref,
-        *,
-        values: bool = False,
-        memory_budget_bytes: int | None = None,
-        progress: ProgressCallback | None = None,
-    ) -> Diff:
-        """What changed from one commit to another: leaves added, removed, moved and changed, with changed bytes.
-
-        Bytes are told by chunk digests, without reading data. With `values`, changed tensors are read, chunk by chunk
-        within the budget (see `checkout`), and their numeric change is computed in float64.
-        """
-        diff = compare_commits(self.manifest(old), self.manifest(new), self._parts.digest.size)
-        if not values:
-            return diff
-        from ckptstore.operations.numbers import with_numbers
-
-        return with_numbers(self._parts, diff, memory_budget_bytes, progress)
 
     def _wish(
         self,

@@ -17,6 +17,7 @@ import ckptstore
 HOUSE = Path(ckptstore.__file__).parent
 FLOORS = {
     "errors": 0,
+    "batching": 0,
     "patience": 0,
     "compiling": 0,
     "format": 1,
@@ -25,8 +26,10 @@ FLOORS = {
     "state": 2,
     "chunkstore": 3,
     "progress": 4,
+    "administering": 4,
     "opening": 4,
     "unlocking": 3,
+    "browsing": 5,
     "keeping": 5,
     "operations": 4,
     "store": 5,
@@ -65,8 +68,12 @@ NEIGHBOURS = {
     ("cli", "integrations"),
     ("cli", "testing"),
     ("operations", "progress"),
+    ("administering", "opening"),
+    ("administering", "operations"),
+    ("administering", "progress"),
     ("opening", "operations"),
     ("opening", "progress"),
+    ("keeping", "browsing"),
     ("store", "keeping"),
 }
 """Parts of one floor of which the first may import the second; all others of one floor do not know each other."""

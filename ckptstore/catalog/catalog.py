@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from sqlalchemy import URL
 
 from ckptstore.catalog import collection, dialects, names, queries, rewriting, sessions, upkeep
-from ckptstore.catalog.base import (
+from ckptstore.catalog.engine import Database
+from ckptstore.catalog.records import (
     CatalogStats,
     ChunkLocation,
     CommitRecord,
@@ -20,7 +21,6 @@ from ckptstore.catalog.base import (
     RunRecord,
     TagRecord,
 )
-from ckptstore.catalog.engine import Database
 from ckptstore.catalog.versions import check_version, create_tables, missing, stored_version
 from ckptstore.errors import CatalogError
 
@@ -86,9 +86,9 @@ class SqlCatalog:
         with self._database.read() as db:
             return queries.pack_chunks(db, pack)
 
-    def stats(self, run: str | None = None) -> CatalogStats:
+    def stats(self) -> CatalogStats:
         with self._database.read() as db:
-            return queries.stats(db, run)
+            return queries.stats(db)
 
     def check(self) -> list[str]:
         with self._database.read() as db:

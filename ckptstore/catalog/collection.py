@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, insert, literal, null, or_, select, update
 
-from ckptstore.catalog.base import Objects
 from ckptstore.catalog.dialects import Clock
-from ckptstore.catalog.queries import LIVE, batched
+from ckptstore.catalog.queries import LIVE, in_lists
+from ckptstore.catalog.records import Objects
 from ckptstore.catalog.schema import (
     chunks,
     commit_packs,
@@ -53,11 +53,11 @@ def condemn(db: Connection, grace: float) -> Objects:
 
 def settle(db: Connection, done: Objects) -> None:
     """These objects are gone from storage."""
-    for documents in batched(done.documents):
+    for documents in in_lists(done.documents):
         these = loose_documents.c.document.in_(documents) & _unowned
         db.execute(insert(gone_documents).from_select(["document"], select(loose_documents.c.document).where(these)))
         db.execute(delete(loose_documents).where(these))
-    for names in batched(done.packs):
+    for names in in_lists(done.packs):
         condemned = update(packs).where(packs.c.name.in_(names), packs.c.state == "condemned")
         db.execute(condemned.values(state="deleted"))
 
@@ -92,7 +92,7 @@ def _some_packs(db: Connection, useless: ColumnElement[bool]) -> list[int]:
 
 
 def _condemn_packs(db: Connection, keys: Sequence[int]) -> None:
-    for some in batched(keys):
+    for some in in_lists(keys):
         db.execute(delete(chunks).where(chunks.c.pack.in_(some)))
         db.execute(delete(commit_packs).where(commit_packs.c.pack.in_(some)))
         db.execute(update(packs).where(packs.c.key.in_(some)).values(state="condemned"))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, insert, select, update
 
 from ckptstore.catalog import queries
-from ckptstore.catalog.base import CommitRecord, TagRecord
 from ckptstore.catalog.dialects import Clock
+from ckptstore.catalog.records import CommitRecord, TagRecord
 from ckptstore.catalog.schema import commits, loose_documents, stores, tags
 from ckptstore.catalog.sessions import end_session
 from ckptstore.errors import SessionFenced, StepExists, StepNotFound, StepProtected, nearest
@@ -76,7 +76,7 @@ def _remove(db: Connection, run: int, name: str) -> str | None:
 
 def delete_commits(db: Connection, gone: Sequence[CommitRecord]) -> None:
     """Mark live commits deleted, all or none."""
-    for some in queries.batched(gone):
+    for some in queries.in_lists(gone):
         _check_deletable(db, some)
         these = commits.c.id.in_([commit.id for commit in some])
         db.execute(update(commits).where(these).values(deleted=Clock()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 
 DEEPEST = 16
 """What rests on more chunks than this, one below the other, is not found; no writer makes such chains."""

@@ -9,13 +9,21 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, select
 
-from ckptstore.catalog.base import CatalogStats, ChunkLocation, CommitRecord, PackRecord, RunRecord, TagRecord
+from ckptstore.batching import batched
 from ckptstore.catalog.places import Places
+from ckptstore.catalog.records import (
+    LATEST,
+    CatalogStats,
+    ChunkLocation,
+    CommitRecord,
+    PackRecord,
+    RunRecord,
+    TagRecord,
+)
 from ckptstore.catalog.schema import chunks, commit_packs, commits, manifests, packs, runs, tags
 from ckptstore.errors import CatalogError, CkptStoreError, RunNotFound, StepNotFound, TagNotFound, nearest
 
 _Item = TypeVar("_Item")
-_LATEST = "latest"
 _IN_LIST = 4096  # below SQLite's and Postgres' limits of parameters
 
 LIVE = commits.c.deleted.is_(None)
@@ -40,9 +48,9 @@ _live_pack = select(packs.c.name).where(packs.c.key == chunks.c.pack, packs.c.st
 _placed = select(chunks.c.digest, chunks.c.pack, _live_pack, *_frame)
 
 
-def batched(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+def in_lists(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
     """The items in runs short enough for an IN list."""
-    return (items[at : at + _IN_LIST] for at in range(0, len(items), _IN_LIST))
+    return batched(items, _IN_LIST)
 
 
 def all_runs(db: Connection) -> list[RunRecord]:
@@ -103,18 +111,18 @@ def find(db: Connection, run: str, step: int | str) -> CommitRecord:
 
 def _named(step: int | str) -> Iterator[ColumnElement[bool]]:
     """What the commit of a run that is named so is alone in."""
-    if isinstance(step, str) and step != _LATEST:
+    if isinstance(step, str) and step != LATEST:
         tagged = select(tags.c.commit).where(tags.c.run == runs.c.key, tags.c.name == step)
         yield commits.c.key == tagged.scalar_subquery()
         return
-    yield commits.c.step == (_newest if step == _LATEST else step)
+    yield commits.c.step == (_newest if step == LATEST else step)
     yield LIVE
 
 
 def _not_found(db: Connection, run: str, key: int, step: int | str) -> CkptStoreError:
     if isinstance(step, int):
         return step_not_found(db, run, key, step)
-    return StepNotFound(f"run {run!r} has no commit yet") if step == _LATEST else tag_not_found(db, run, key, step)
+    return StepNotFound(f"run {run!r} has no commit yet") if step == LATEST else tag_not_found(db, run, key, step)
 
 
 def at_step(db: Connection, run: str, key: int, step: int) -> CommitRecord:
@@ -148,7 +156,7 @@ def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocatio
     places = Places()
     wanted, known = set(digests), set[bytes]()
     while wanted:
-        for some in batched(list(wanted)):
+        for some in in_lists(list(wanted)):
             for digest, pack, name, *frame in db.execute(_placed.where(chunks.c.digest.in_(some))).all():
                 if name is not None:
                     places.add(pack, ChunkLocation(digest, name, *frame))
@@ -186,27 +194,20 @@ def all_tags(db: Connection, run: str | None) -> list[TagRecord]:
     return [TagRecord(*row) for row in sorted(db.execute(wanted.where(*of_run)))]
 
 
-def stats(db: Connection, run: str | None) -> CatalogStats:
-    """Counts of everything, or of one run."""
-    key = None if run is None else run_key(db, run)
-    of_run = [] if key is None else [commits.c.run == key]
+def stats(db: Connection) -> CatalogStats:
+    """Counts of everything."""
     live, deleted, logical = db.execute(
         select(
             func.count().filter(LIVE),
             func.count().filter(~LIVE),
             func.coalesce(func.sum(commits.c.logical_bytes).filter(LIVE), 0),
-        )
-        .select_from(commits)
-        .where(*of_run)
+        ).select_from(commits)
     ).one()
     wanted = select(packs.c.state, func.count(), func.sum(packs.c.size), func.sum(packs.c.chunks))
-    if key is not None:
-        needed = select(commit_packs.c.pack).join(commits).where(*of_run)
-        wanted = wanted.where(packs.c.key.in_(needed))
     found = db.execute(wanted.where(packs.c.state != "deleted").group_by(packs.c.state)).all()
     stored, held = next(((int(size), int(count)) for state, _, size, count in found if state == "live"), (0, 0))
     return CatalogStats(
-        runs=1 if key is not None else db.execute(select(func.count()).select_from(runs)).scalar_one(),
+        runs=db.execute(select(func.count()).select_from(runs)).scalar_one(),
         commits=live,
         deleted_commits=deleted,
         packs={row[0]: row[1] for row in found},

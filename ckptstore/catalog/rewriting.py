@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Column, Connection, delete, insert, select, tuple_, update
 
 from ckptstore.catalog import sessions
-from ckptstore.catalog.base import Rewrite
-from ckptstore.catalog.queries import batched
+from ckptstore.catalog.queries import in_lists
+from ckptstore.catalog.records import Rewrite
 from ckptstore.catalog.schema import chunks, commit_packs, commits, lost_chunks, packs
 from ckptstore.errors import SessionFenced
 
@@ -34,14 +34,14 @@ def rewrite(db: Connection, session: str, new: Rewrite) -> None:
 
 def _keys(db: Connection, name: Column[str], key: Column[int], names: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for some in batched(names):
+    for some in in_lists(names):
         found.update(db.execute(select(name, key).where(name.in_(some))).all())
     return found
 
 
 def _retire(db: Connection, old: Sequence[int], users: Keys) -> None:
     """Nothing is found in these packs any more."""
-    for some in batched(old):
+    for some in in_lists(old):
         of_old = select(commits.c.id).join(commit_packs).where(commit_packs.c.pack.in_(some))
         if untold := set(db.execute(of_old).scalars()) - users.keys():
             raise SessionFenced(f"the commit {min(untold)} was made meanwhile with a damaged pack: repair again")
@@ -50,8 +50,8 @@ def _retire(db: Connection, old: Sequence[int], users: Keys) -> None:
 
 
 def _replace_edges(db: Connection, new: Rewrite, keys: Keys, old: Sequence[int], users: Keys) -> None:
-    for some in batched(list(users.values())):
-        for packs_of_old in batched(old):
+    for some in in_lists(list(users.values())):
+        for packs_of_old in in_lists(old):
             dropped = commit_packs.c.commit.in_(some) & commit_packs.c.pack.in_(packs_of_old)
             db.execute(delete(commit_packs).where(dropped))
     added = Counter(
@@ -63,7 +63,7 @@ def _replace_edges(db: Connection, new: Rewrite, keys: Keys, old: Sequence[int],
         }
     )
     edge = tuple_(commit_packs.c.commit, commit_packs.c.pack)
-    for edges in batched(list(added)):
+    for edges in in_lists(list(added)):
         there = db.execute(select(commit_packs).where(edge.in_(edges))).all()
         added.update({(row.commit, row.pack): row.bytes for row in there})
         db.execute(delete(commit_packs).where(edge.in_(edges)))

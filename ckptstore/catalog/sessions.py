@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, Select, bindparam, delete, exists, func, insert, literal, select, update
 
 from ckptstore.catalog import queries
-from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewCommit, NewPack
 from ckptstore.catalog.dialects import Clock
+from ckptstore.catalog.records import ChunkLocation, CommitRecord, NewCommit, NewPack
 from ckptstore.catalog.schema import (
     chunks,
     commit_packs,
@@ -59,7 +59,7 @@ def pin(db: Connection, session: str, digests: Sequence[bytes]) -> dict[bytes, C
     """Locate, and pin the packs found."""
     check_open(db, session)
     found = queries.locate(db, digests)
-    for names in queries.batched(sorted({location.pack for location in found.values()})):
+    for names in queries.in_lists(sorted({location.pack for location in found.values()})):
         pinned = exists().where(pins.c.session == session, pins.c.pack == packs.c.key)
         fresh = select(literal(session), packs.c.key).where(packs.c.name.in_(names), ~pinned)
         db.execute(insert(pins).from_select(["session", "pack"], fresh))
@@ -134,7 +134,7 @@ def _run(db: Connection, new: NewCommit) -> int:
 def own_packs(db: Connection, session: str, new: Sequence[NewPack]) -> dict[str, int]:
     """Name → row of packs that the session reserved. Raises SessionFenced when they are not its own."""
     found: dict[str, int] = {}
-    for names in queries.batched([pack.name for pack in new]):
+    for names in queries.in_lists([pack.name for pack in new]):
         wanted = select(packs.c.name, packs.c.key).where(packs.c.name.in_(names))
         ours = wanted.where(packs.c.state == "pending", packs.c.session == session)
         found.update(db.execute(ours).all())
@@ -147,7 +147,7 @@ def own_packs(db: Connection, session: str, new: Sequence[NewPack]) -> dict[str,
 def live_packs(db: Connection, names: Sequence[str]) -> dict[str, int]:
     """Name → row of live packs. Raises SessionFenced when gc has taken one."""
     found: dict[str, int] = {}
-    for some in queries.batched(names):
+    for some in queries.in_lists(names):
         live = select(packs.c.name, packs.c.key).where(packs.c.name.in_(some), packs.c.state == "live")
         found.update(db.execute(live).all())
     gone = next((name for name in names if name not in found), None)
@@ -179,7 +179,7 @@ def _heal(db: Connection, fresh: Sequence[int]) -> None:
     """With whole chunks only: a commit that lost one may not have what another encoding of it rests on."""
     if db.execute(select(lost_chunks.c.digest).limit(1)).first() is None:
         return
-    for some in queries.batched(fresh):
+    for some in queries.in_lists(fresh):
         whole = chunks.c.pack.in_(some) & (chunks.c.base == b"")
         back = select(lost_chunks.c.commit, chunks.c.pack, func.sum(chunks.c.length))
         back = back.join(chunks, chunks.c.digest == lost_chunks.c.digest).where(whole)

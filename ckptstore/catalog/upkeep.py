@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import Column, Connection, delete, insert, select, update
 
-from ckptstore.catalog.base import ChunkLocation, Objects
 from ckptstore.catalog.dialects import Clock
-from ckptstore.catalog.queries import LOCATIONS, batched, purged
+from ckptstore.catalog.queries import LOCATIONS, in_lists, purged
+from ckptstore.catalog.records import ChunkLocation, Objects
 from ckptstore.catalog.schema import (
     chunks,
     commit_packs,
@@ -32,7 +32,7 @@ def users(db: Connection, pack: str) -> list[str]:
 def copies(db: Connection, digests: Sequence[bytes]) -> list[ChunkLocation]:
     """Every place in a live pack where one of these chunks lies."""
     found: list[ChunkLocation] = []
-    for some in batched(list(dict.fromkeys(digests))):
+    for some in in_lists(list(dict.fromkeys(digests))):
         live = LOCATIONS.where(chunks.c.digest.in_(some), packs.c.state == "live")
         found += [ChunkLocation(*row) for row in db.execute(live)]
     return found
@@ -48,7 +48,7 @@ def lost(db: Connection) -> dict[bytes, list[str]]:
 
 def forget_lost(db: Connection, digests: Sequence[bytes]) -> None:
     """Whoever lost them."""
-    for some in batched(digests):
+    for some in in_lists(digests):
         db.execute(delete(lost_chunks).where(lost_chunks.c.digest.in_(some)))
 
 
@@ -71,7 +71,7 @@ def unknown(db: Connection, listed: Objects) -> Objects:
 
 def mark_verified(db: Connection, names: Sequence[str]) -> None:
     """Record the time."""
-    for some in batched(names):
+    for some in in_lists(names):
         db.execute(update(packs).where(packs.c.name.in_(some)).values(verified=Clock()))
 
 
@@ -86,7 +86,7 @@ def replace_manifest(db: Connection, commit: str, data: bytes) -> None:
 
 def _among(db: Connection, column: Column[str], names: Sequence[str], *, state: str | None = None) -> set[str]:
     found: set[str] = set()
-    for some in batched(names):
+    for some in in_lists(names):
         wanted = select(column).where(column.in_(some))
         found.update(db.execute(wanted if state is None else wanted.where(packs.c.state == state)).scalars())
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.jobs import Job
 from ckptstore.format.packs import pack_key
 from ckptstore.storage.base import GAP, Prefetching, Storage

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ckptstore.catalog.base import Catalog, ChunkLocation
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import ChunkLocation
 
 
 class Claims(Protocol):

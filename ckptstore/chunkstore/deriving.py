@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.encoding import Encoder, Made, NewChunk, Piece, unwritten
 from ckptstore.chunkstore.needs import Way
 from ckptstore.format.codecs import Effort

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.chunkstore.reliance import Reliance

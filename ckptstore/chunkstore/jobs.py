@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.chunkstore.needs import Way, decoding_bytes
 from ckptstore.errors import CorruptData, MissingData

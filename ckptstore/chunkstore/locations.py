@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.format.packs import Frame
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.errors import BudgetTooSmall, InvalidArgument
 from ckptstore.format.codecs import RAW, ZSTD
 from ckptstore.storage.base import GAP

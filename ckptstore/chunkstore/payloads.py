@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.errors import CorruptData
 from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs import RAW, Encoded, codec_numbered

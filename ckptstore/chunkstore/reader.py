@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 
-from ckptstore.catalog.base import Catalog, ChunkLocation
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.announcing import AHEAD, announce
 from ckptstore.chunkstore.grouping import Advance, wait_all
 from ckptstore.chunkstore.jobs import Fetch, Job, batches, families, jobs_for

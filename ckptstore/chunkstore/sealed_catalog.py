@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from ckptstore.catalog.base import Catalog, CommitRecord, NewCommit
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import CommitRecord, NewCommit
 from ckptstore.errors import CatalogError, CorruptData
 from ckptstore.format.sealing import Sealer
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Self, TypeVar
 
-from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.catalog.records import ChunkLocation, NewPack
 from ckptstore.chunkstore.claims import Claims
 from ckptstore.chunkstore.deriving import Derivation, Pile, derivations, encode
 from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece

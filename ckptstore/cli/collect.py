@@ -14,7 +14,7 @@ from ckptstore.cli.place import Place, store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
-    from ckptstore.catalog.base import CommitRecord
+    from ckptstore.catalog.records import CommitRecord
     from ckptstore.operations.gc import GcPlan, GcReport
     from ckptstore.operations.retention import KeepBest, Policy
 

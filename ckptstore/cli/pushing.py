@@ -12,7 +12,7 @@ from ckptstore.cli.output import print_json, progress_bar
 from ckptstore.cli.place import STEP, Place, json_object, reading_command
 
 if TYPE_CHECKING:
-    from ckptstore.catalog.base import CommitRecord
+    from ckptstore.catalog.records import CommitRecord
 
 
 @click.command(epilog=STEP)

@@ -9,7 +9,7 @@ from ckptstore.cli.values import shown
 from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry, ValueEntry, entry_bytes
 
 if TYPE_CHECKING:
-    from ckptstore.catalog.base import CommitRecord, RunRecord
+    from ckptstore.catalog.records import CommitRecord, RunRecord
 
 
 def commit_json(commit: CommitRecord) -> dict[str, Any]:

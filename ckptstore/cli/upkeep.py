@@ -1,4 +1,4 @@
-"""Commands about a whole store: init, stats, verify, migrate."""
+"""Commands about a whole store: init, stats, verify, rebuild, migrate, rekey."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptstore.cli.place import Place, reading_command, store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
-    from ckptstore.catalog.base import CatalogStats, RunRecord
+    from ckptstore.catalog.records import CatalogStats, RunRecord
     from ckptstore.operations.problem import Problem
     from ckptstore.operations.verify import Level, VerifyReport
 
@@ -153,7 +153,7 @@ def rebuild(place: Place, *, as_json: bool) -> None:
 
     Move a damaged or too old one away first. Deletions that can be restored are undone.
     """
-    from ckptstore.opening import rebuild_catalog
+    from ckptstore.administering import rebuild_catalog
 
     with progress_bar() as progress:
         report = rebuild_catalog(place.url, **place.reached_by, progress=progress)
@@ -206,7 +206,7 @@ def migrate(place: Place, *, as_json: bool) -> None:
 
     It is migrated as a whole or not at all.
     """
-    from ckptstore.opening import migrate_catalog
+    from ckptstore.administering import migrate_catalog
 
     before, after = migrate_catalog(place.url, catalog=place.catalog, storage_options=place.storage_options)
     if as_json:
@@ -225,7 +225,7 @@ def rekey(place: Place, *, new_key_file: str, as_json: bool) -> None:
 
     To the one in NEW_KEY_FILE; nothing is encrypted anew.
     """
-    from ckptstore.opening import change_key
+    from ckptstore.administering import change_key
 
     change_key(place.url, new_key_file, key_file=place.key_file, storage_options=place.storage_options)
     if as_json:

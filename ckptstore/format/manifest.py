@@ -48,7 +48,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True, tag="tensor", gc
 
 
 class ValueEntry(msgspec.Struct, frozen=True, array_like=True, tag="value", gc=False):
-    """A plain value; one whose encoding is large lies in chunks of `size` bytes in all, as msgpack."""
+    """A plain value; the msgpack of a large one, `size` bytes, lies in chunks of at most `chunk_size`."""
 
     value: Value = None
     size: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import StateError
 from ckptstore.format.manifest import TensorEntry, entry_bytes
 from ckptstore.integrations.dcp_metadata import Keys, SavedBytes, SavedTensor, read_metadata

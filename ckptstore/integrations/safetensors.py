@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import PathNotFound, StateError, StorageError
 from ckptstore.format.manifest import Entry, TensorEntry, entry_bytes
 from ckptstore.integrations.named import entries_at

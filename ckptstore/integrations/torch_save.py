@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InvalidArgument, StorageError
 from ckptstore.integrations.named import state_at
 from ckptstore.integrations.new_files import new_file

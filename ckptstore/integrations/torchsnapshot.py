@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import FormatError
 from ckptstore.integrations.snapshot_leaves import SnapshotLeaves
 from ckptstore.integrations.snapshot_manifest import (

@@ -9,7 +9,8 @@ from typing import Any, SupportsIndex
 
 import msgspec
 
-from ckptstore.catalog.base import Catalog, CommitRecord
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import LATEST, CommitRecord
 from ckptstore.errors import InvalidArgument, StepNotFound
 
 Ref = int | str | CommitRecord
@@ -17,7 +18,6 @@ Ref = int | str | CommitRecord
 
 MOST_STEP = (1 << 63) - 1
 _MOST_NAME = 200
-LATEST = "latest"
 
 
 def resolve(catalog: Catalog, run: str, ref: Ref) -> CommitRecord:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.compiling import uncompiled

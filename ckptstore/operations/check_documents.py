@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import StepNotFound
 from ckptstore.format import document

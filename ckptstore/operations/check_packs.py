@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ckptstore.catalog.base import ChunkLocation, PackRecord
+from ckptstore.catalog.records import ChunkLocation, PackRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import ObjectNotFound

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ckptstore.catalog.base import CommitRecord, NewCommit
+from ckptstore.catalog.records import CommitRecord, NewCommit
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.glances import LEAST, Glances
 from ckptstore.chunkstore.grouping import Advance

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.format.manifest import chunk_digests
 from ckptstore.operations.history import commit_at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ckptstore.catalog.base import NewPack
+from ckptstore.catalog.records import NewPack
 from ckptstore.chunkstore.locations import location_of
 from ckptstore.errors import CorruptData
 from ckptstore.format import packs

@@ -7,11 +7,13 @@ only after that removed from storage, so every step can be repeated after a cras
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ckptstore.catalog.base import Catalog, CommitRecord, Objects
+from ckptstore.batching import batched
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import CommitRecord, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import (
     GcRefused,
@@ -252,7 +254,7 @@ def remove(storage: Storage, gone: Objects, settle: Callable[[Objects], None] = 
     for key in gone.documents:
         storage.delete(key)
     settle(Objects(documents=gone.documents))
-    for batch in _batched(gone.packs, 64):
+    for batch in batched(gone.packs, 64):
         for pack in batch:
             freed += _size(storage, pack_key(pack))
             storage.delete(pack_key(pack))
@@ -265,10 +267,6 @@ def _size(storage: Storage, key: str) -> int:
         return storage.head(key).size
     except ObjectNotFound:
         return 0
-
-
-def _batched(items: Sequence[str], size: int) -> list[Sequence[str]]:
-    return [items[at : at + size] for at in range(0, len(items), size)]
 
 
 def _sweep(storage: Storage) -> int:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InterpreterExiting, StateError
 
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()

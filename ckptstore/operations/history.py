@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptstore.catalog.base import Catalog, CommitRecord
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InvalidArgument, RunNotFound
 from ckptstore.format.document import Origin
 from ckptstore.operations.address import check_metadata, check_step

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from ckptstore.batching import batched
+
 _WORKERS = 8
-_BATCH = 64
+BATCH = 64
+"""So many of what is read fit into memory."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -16,10 +19,5 @@ Found = TypeVar("Found")
 def each(items: Sequence[Item], act: Callable[[Item], Found]) -> Iterator[Found]:
     """Results in order."""
     with ThreadPoolExecutor(_WORKERS) as pool:
-        for batch in batched(items):
+        for batch in batched(items, BATCH):
             yield from pool.map(act, batch)
-
-
-def batched(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """The items in parts, of which what is read fits into memory."""
-    return (items[at : at + _BATCH] for at in range(0, len(items), _BATCH))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from ckptstore.catalog.base import CommitRecord
 from ckptstore.catalog.places import Places
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import StepNotFound
 from ckptstore.format.document import Document

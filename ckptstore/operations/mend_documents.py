@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, ObjectExists, ObjectNotFound, StepNotFound
 from ckptstore.format import document

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 
-from ckptstore.catalog.base import ChunkLocation, Objects
 from ckptstore.catalog.places import Places
+from ckptstore.catalog.records import ChunkLocation, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, GcRefused, ObjectNotFound
 from ckptstore.format.document import Document, is_document_key

@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from ckptstore.catalog.base import Catalog, CommitRecord, NewCommit, NewPack
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import CommitRecord, NewCommit, NewPack
 from ckptstore.chunkstore import ChunkStore, ChunkWriter
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced, StepExists, StorageError, holds_another
@@ -53,21 +54,37 @@ def new_commit(
         origin=draft.origin,
     )
     data = chunks.encode_document(body, key)
+    created = None if draft.origin is None else draft.origin.created
+    return commit_of(body, data, key, own, needs, created)
+
+
+def commit_of(
+    written: document.Document,
+    data: bytes,
+    key: str,
+    own: Sequence[NewPack],
+    needs: Mapping[str, int],
+    created: float | None,
+) -> NewCommit:
+    """The commit that a document tells of, encoded as `data` under a storage key.
+
+    `own` are the packs that come with it, `needs` the bytes that it needs of every pack; `created`: as in NewCommit.
+    """
     return NewCommit(
-        id=name,
-        run=draft.run,
-        step=draft.step,
-        parent=draft.parent,
-        metadata=draft.metadata,
-        content=content,
+        id=written.id,
+        run=written.run,
+        step=written.step,
+        parent=written.parent,
+        metadata=written.metadata,
+        content=written.content,
         document=key,
         manifest=data,
-        leaves=len(manifest.entries),
-        logical_bytes=logical_bytes(manifest),
+        leaves=len(written.manifest.entries),
+        logical_bytes=logical_bytes(written.manifest),
         new_bytes=sum(pack.size for pack in own) + len(data),
         packs=own,
         needs=needs,
-        created=None if draft.origin is None else draft.origin.created,
+        created=created,
     )
 
 

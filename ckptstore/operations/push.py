@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ckptstore.catalog.base import CommitRecord, NewCommit
+from ckptstore.batching import batched
+from ckptstore.catalog.records import CommitRecord, NewCommit
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Fetch, Piece
 from ckptstore.chunkstore.grouping import Advance, groups
 from ckptstore.chunkstore.scratch import Scratch
@@ -155,7 +156,7 @@ class _Copier:
         """Digest of each chunk → its digest in the target, which holds it by then."""
         names = self._copies.names(chunks)
         held: set[bytes] = set()
-        for some in groups(names.values(), lambda _: 0, 1, _BATCH_CHUNKS):
+        for some in batched([*names.values()], _BATCH_CHUNKS):
             held |= writer.rely_on(some)
         lacking = {digest: chunk for digest, chunk in chunks.items() if names.get(digest) not in held}
         self._advance(commit.logical_bytes - sum(chunk.size for chunk in lacking.values()))

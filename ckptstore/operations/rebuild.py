@@ -13,24 +13,26 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
-from ckptstore.catalog.base import Catalog, NewCommit, NewPack, Objects
+from ckptstore.batching import batched
+from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.places import Places
+from ckptstore.catalog.records import NewPack, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.errors import CorruptData, InvalidArgument, MissingData
 from ckptstore.format import document
 from ckptstore.format.document import Document
-from ckptstore.format.manifest import check_consistent, logical_bytes
+from ckptstore.format.manifest import check_consistent
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_any_pack
-from ckptstore.operations.in_threads import batched, each
+from ckptstore.operations.in_threads import BATCH, each
 from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE
+from ckptstore.operations.publish import commit_of
+from ckptstore.operations.session import LEASE_SECONDS
 from ckptstore.operations.tags import enter_tags
 from ckptstore.operations.twins import damaged_copies, twins, without_damaged
 from ckptstore.storage.base import Storage
-
-_SESSION_SECONDS = 60.0
 
 Found = TypeVar("Found")
 
@@ -82,7 +84,7 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     candidates = _newest(_read_documents(chunks, places, left_out), superseded)
     _forget(chunks.catalog, [left.object for left in superseded])
     live, gone = {pack.name for pack in chunks.catalog.packs()}, list[LeftOut]()
-    for batch in batched(_parents_first(candidates)):
+    for batch in batched(_parents_first(candidates), BATCH):
         read = each(batch, lambda one: _or_reason(lambda: chunks.storage.get(one.key)))
         for candidate, data in zip(batch, read, strict=True):
             if isinstance(data, str):  # a gc that does not know of this one has removed it since
@@ -107,23 +109,7 @@ def _enter(
     for location in places.closure(digests, within=digests).values():
         needs[location.pack] += location.length
     own = [held[name] for name in sorted(needs.keys() - live)]
-    new = NewCommit(
-        id=written.id,
-        run=written.run,
-        step=written.step,
-        parent=written.parent,
-        metadata=written.metadata,
-        content=written.content,
-        document=key,
-        manifest=data,
-        leaves=len(written.manifest.entries),
-        logical_bytes=logical_bytes(written.manifest),
-        new_bytes=sum(pack.size for pack in own) + len(data),
-        packs=own,
-        needs=needs,
-        created=written.original.created,
-    )
-    chunks.catalog.enter(new)
+    chunks.catalog.enter(commit_of(written, data, key, own, needs, written.original.created))
     return set(needs)
 
 
@@ -199,7 +185,7 @@ def _forget(catalog: Catalog, documents: Sequence[str]) -> None:
     fresh = catalog.unknown(Objects(documents)).documents
     if not fresh:
         return
-    session = catalog.open_session(_SESSION_SECONDS)
+    session = catalog.open_session(LEASE_SECONDS)
     for key in fresh:
         catalog.reserve(session, (), key)
     catalog.end_session(session)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewPack, Rewrite, TagRecord
+from ckptstore.catalog.records import ChunkLocation, CommitRecord, NewPack, Rewrite, TagRecord
 from ckptstore.chunkstore import ChunkStore, Piece
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.format import version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.locations import location_of
 from ckptstore.errors import CorruptData, InvalidArgument

@@ -20,8 +20,8 @@ from ckptstore.format.manifest import Manifest
 from ckptstore.operations.fitting import Fitting
 from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.paths import require_matches
+from ckptstore.operations.ranks.rank_view import seen_from
 from ckptstore.operations.ranks.ranks import Seat
-from ckptstore.operations.ranks.seats import seen_from
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.composites import is_dense
 from ckptstore.state.containers import assign_children, open_container, require_classes

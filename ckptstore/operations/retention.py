@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InvalidArgument, nearest
 
 

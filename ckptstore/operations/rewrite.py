@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptstore.catalog.base import ChunkLocation, Rewrite
+from ckptstore.catalog.records import ChunkLocation, Rewrite
 from ckptstore.chunkstore import ChunkStore, Fetch, NewChunk
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import CorruptData, SessionFenced, StepNotFound

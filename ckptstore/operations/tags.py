@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckptstore.catalog.base import CommitRecord, Objects, TagRecord
+from ckptstore.catalog.records import CommitRecord, Objects, TagRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CatalogError, InvalidArgument, SessionFenced, StepNotFound, StorageError
 from ckptstore.format import tagging

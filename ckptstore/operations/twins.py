@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.catalog.records import ChunkLocation, NewPack
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.format.packs import pack_key

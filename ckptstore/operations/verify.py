@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from ckptstore.catalog.base import CommitRecord, PackRecord
+from ckptstore.catalog.records import CommitRecord, PackRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.errors import CatalogBusy, InvalidArgument, StorageFull, StorageReadOnly

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TypeVar, overload
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import PathNotFound, nearest
 from ckptstore.format.manifest import Entry, Manifest, check_consistent

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from ckptstore.catalog.base import Catalog, ChunkLocation, NewPack, Rewrite
+from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.places import DEEPEST
+from ckptstore.catalog.records import ChunkLocation, NewPack, Rewrite
 from ckptstore.errors import SessionFenced
 from ckptstore.testing.catalog_making import (
     LEASE,

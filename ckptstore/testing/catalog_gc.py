@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ckptstore.catalog.base import Catalog, Objects
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import Objects
 from ckptstore.errors import RunNotFound, SessionFenced, StepExists, StepNotFound, StepProtected
 from ckptstore.testing.catalog_making import (
     LEASE,

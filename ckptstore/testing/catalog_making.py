@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptstore.catalog.base import Catalog, ChunkLocation, CommitRecord, NewCommit, NewPack, Objects, Rewrite
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import ChunkLocation, CommitRecord, NewCommit, NewPack, Objects, Rewrite
 
 LEASE = 3600.0
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ckptstore.catalog.base import Catalog, CommitRecord, NewPack, Objects, Rewrite
+from ckptstore.catalog.base import Catalog
+from ckptstore.catalog.records import CommitRecord, NewPack, Objects, Rewrite
 from ckptstore.errors import SessionFenced, StepNotFound
 from ckptstore.testing.catalog_making import (
     LEASE,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import zstandard
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData
 from ckptstore.format import document, packs, version

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from ckptstore.administering import rebuild_catalog
 from ckptstore.chunkstore import DEFAULT_BUDGET, ChunkStore
 from ckptstore.chunkstore.grouping import ignore
 from ckptstore.chunkstore.later import LOOPS
@@ -32,7 +33,6 @@ from ckptstore.format.manifest import (
     entry_bytes,
     logical_bytes,
 )
-from ckptstore.opening import rebuild_catalog
 from ckptstore.operations.checkout import checkout
 from ckptstore.operations.diff import compare_commits
 from ckptstore.operations.load import load_arrays

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.catalog.base import ChunkLocation
 from ckptstore.catalog.places import Places
+from ckptstore.catalog.records import ChunkLocation
 
 DIGESTS = [bytes([number]) * 4 for number in range(8)]
 SETS = st.sets(st.sampled_from(DIGESTS))

@@ -17,9 +17,9 @@ import pytest
 
 from ckptstore import errors
 from ckptstore.catalog import dialects
-from ckptstore.catalog.base import NewPack
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.engine import Database
+from ckptstore.catalog.records import NewPack
 from ckptstore.testing.catalog_making import LEASE, begin, collect, digest, make, new_commit, new_pack
 
 ROOT = Path(__file__).parents[2]

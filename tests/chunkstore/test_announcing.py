@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptstore
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore import Fetch, announcing, jobs, reader
 from ckptstore.chunkstore.jobs import jobs_for
 from ckptstore.chunkstore.needs import Way

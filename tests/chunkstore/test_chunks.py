@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ckptstore.catalog.base import NewCommit
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.records import NewCommit
 from ckptstore.chunkstore import ChunkStore, Fetch, Piece, jobs, reader, writer
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import BudgetTooSmall, CkptStoreError, CorruptData, MissingData, StepExists, StorageError

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore import Fetch
 from ckptstore.chunkstore.jobs import batches, families, jobs_for
 from ckptstore.chunkstore.needs import Way

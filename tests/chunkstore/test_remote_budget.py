@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from ckptstore.catalog.base import NewCommit
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.records import NewCommit
 from ckptstore.chunkstore import ChunkStore, Fetch, Piece
 from ckptstore.errors import BudgetTooSmall
 from ckptstore.format.version import StoreConfig

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import ckptstore
+from ckptstore.administering import migrate_catalog
 from ckptstore.catalog import schema
 from ckptstore.format import packs
-from ckptstore.opening import migrate_catalog
 from ckptstore.testing.audit import assert_nothing_leaked
 from ckptstore.testing.equality import assert_same
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import ckptstore
 from ckptstore.integrations.dcp import StoreWriter
-from ckptstore.operations.ranks import share
+from ckptstore.operations.ranks import writing
 from ckptstore.testing.lanes import FakeDevices
 from tests.integrations.rank_child import drifting, laid_out, local, tensors
 
@@ -63,7 +63,7 @@ def commit_changes_on_devices(group, place, layout, how):
 @task
 def change_while_committing(group, place):
     """What is the same on both ranks, after they were told so, and before one of them stores it."""
-    begin = share._Share.open
+    begin = writing._Share.open
     with ckptstore.open(place) as store, FakeDevices() as devices:
         tensor = devices.put(torch.arange(4096.0))
 
@@ -71,11 +71,11 @@ def change_while_committing(group, place):
             tensor.fill_(7)
             return begin(held)
 
-        share._Share.open = change_and_open  # type: ignore[method-assign]
+        writing._Share.open = change_and_open  # type: ignore[method-assign]
         try:
             commit(store, "commit", {"x": tensor}, 0, group)
         finally:
-            share._Share.open = begin  # type: ignore[method-assign]
+            writing._Share.open = begin  # type: ignore[method-assign]
 
 
 @task

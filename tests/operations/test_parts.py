@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ckptstore.format.grid import Grid
+from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part, pieces_of
-from ckptstore.operations.ranks.shares import Shard
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.tensors import TensorLeaf

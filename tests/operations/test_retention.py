@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import ckptstore
 from ckptstore import InvalidArgument, KeepBest, KeepEvery, KeepEverySeconds, KeepIf, KeepLast
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 
 
 def commit(step, **metadata):

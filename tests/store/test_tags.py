@@ -286,7 +286,7 @@ def test_tags_of_a_catalog_that_had_no_documents_get_theirs(place):
         database.execute("ALTER TABLE tags DROP COLUMN document")
         database.execute("UPDATE alembic_version SET version_num = '0002'")
     database.close()
-    ckptstore.opening.migrate_catalog(place)
+    ckptstore.administering.migrate_catalog(place)
     with ckptstore.open(place) as store:
         store.untag("gone")
         store.tag("good", 2)

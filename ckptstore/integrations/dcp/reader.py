@@ -13,12 +13,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from ckptstore.catalog.records import LATEST
 from ckptstore.errors import InvalidArgument, StateError
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.integrations.dcp.manifests import metadata_of
 from ckptstore.integrations.dcp.place import Place
 from ckptstore.integrations.dcp.values import given_back
-from ckptstore.operations.address import LATEST, Ref, check_name, resolve
+from ckptstore.operations.address import Ref, check_name, resolve
 from ckptstore.operations.boxes import Box, fill_boxes
 from ckptstore.operations.read import read
 from ckptstore.operations.view import ManifestView, view_of

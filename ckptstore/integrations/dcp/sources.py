@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import StateError, UnsupportedLeaf
+from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
-from ckptstore.operations.ranks.shares import Shard
 from ckptstore.state.composites import is_dense
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.tensors import TensorLeaf, on_host, require_storable

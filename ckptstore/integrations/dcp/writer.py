@@ -29,7 +29,7 @@ from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.ranks.gathering import Gathering
 from ckptstore.operations.ranks.ranks import Ranks, packed, unpacked
 from ckptstore.operations.ranks.reports import Report
-from ckptstore.operations.ranks.share import Held, write_share
+from ckptstore.operations.ranks.writing import Held, write_share
 from ckptstore.store import Store
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
-from ckptstore.catalog.base import ChunkLocation, CommitRecord, NewCommit
+from ckptstore.batching import batched
+from ckptstore.catalog.records import ChunkLocation, CommitRecord, NewCommit
 from ckptstore.chunkstore import ChunkStore, ChunkWriter
 from ckptstore.chunkstore.claims import SessionClaims
 from ckptstore.errors import InvalidArgument, SessionFenced
@@ -20,8 +21,8 @@ from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.history import Draft
 from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.publish import discard, new_commit, publish, taken_step
+from ckptstore.operations.ranks.dealing import deal
 from ckptstore.operations.ranks.reports import Ask, Dealt, Grant, Opening, Report, merged
-from ckptstore.operations.ranks.shares import deal
 from ckptstore.operations.session import kept_alive, writing_session
 
 _MOST_ASKED = 1 << 14
@@ -74,7 +75,7 @@ class Gathering:
         digests = [split_digests(ask.digests, self._chunks.digest.size) for ask in asks]
         fresh = list(dict.fromkeys(one for each in digests for one in each if one not in self._known))
         self._known.update(fresh)
-        held = {one for some in _batches(fresh) for one in self.writer.rely_on(some)}
+        held = {one for some in batched(fresh, _MOST_ASKED) for one in self.writer.rely_on(some)}
         missing = set(fresh) - held
         if self._taken is not None and missing - self._chunks.catalog.lost().keys():
             raise self._taken
@@ -156,10 +157,6 @@ def _reached(places: Mapping[bytes, ChunkLocation], bases: Iterable[bytes]) -> l
     found = {base: places[base] for base in bases if base in places}
     below = {base: places[base] for place in found.values() for base in place.bases}
     return list((below | found).values())
-
-
-def _batches(digests: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    return (digests[at : at + _MOST_ASKED] for at in range(0, len(digests), _MOST_ASKED))
 
 
 def check_same(openings: Sequence[Opening]) -> None:

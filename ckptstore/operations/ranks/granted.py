@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ckptstore.catalog.base import ChunkLocation
+from ckptstore.catalog.records import ChunkLocation
 from ckptstore.operations.ranks.reports import Grant
 
 

@@ -19,8 +19,8 @@ from ckptstore.format.buffers import Buffer
 from ckptstore.format.grid import default_chunk_shape, grid_of
 from ckptstore.format.manifest import Container, TensorEntry, Value
 from ckptstore.operations.ranks.counting import Counting
+from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
-from ckptstore.operations.ranks.shares import Shard
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.paths import join
 from ckptstore.state.shards import Region, is_keeper, members, regions_of

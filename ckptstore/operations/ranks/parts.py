@@ -13,7 +13,7 @@ import torch
 from ckptstore.chunkstore import Piece
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry
-from ckptstore.operations.ranks.shares import Shard, volume
+from ckptstore.operations.ranks.dealing import Shard, volume
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.dtypes import dtype_name, number_form
 from ckptstore.state.prints import Span

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.catalog.records import ChunkLocation, NewPack
 from ckptstore.errors import StateError
 from ckptstore.format.manifest import Value
-from ckptstore.operations.ranks.shares import Deals, Shard
+from ckptstore.operations.ranks.dealing import Deals, Shard
 
 
 class Opening(NamedTuple):

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from ckptstore.catalog.base import CommitRecord
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.operations.address import check_name, check_step
@@ -18,7 +18,7 @@ from ckptstore.operations.ranks.merging import Merging
 from ckptstore.operations.ranks.outlines import Assignment, RankState
 from ckptstore.operations.ranks.ranks import Ranks
 from ckptstore.operations.ranks.reports import Opening, Report
-from ckptstore.operations.ranks.share import Held, write_share
+from ckptstore.operations.ranks.writing import Held, write_share
 from ckptstore.state.tree import Flat, flatten
 
 

@@ -13,9 +13,9 @@ import torch
 from ckptstore.chunkstore import Piece
 from ckptstore.format.grid import Division, Grid, Index, extents
 from ckptstore.format.manifest import TensorEntry
+from ckptstore.operations.ranks.dealing import Deal, SharedChunk, overlap, volume
 from ckptstore.operations.ranks.parts import Part, Ready, Unit
 from ckptstore.operations.ranks.ranks import Ranks
-from ckptstore.operations.ranks.shares import Deal, SharedChunk, overlap, volume
 from ckptstore.state.dtypes import number_form
 
 Box = tuple[Index, Index]

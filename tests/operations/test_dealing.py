@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.catalog.base import ChunkLocation, NewPack
+from ckptstore.catalog.records import ChunkLocation, NewPack
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Division
+from ckptstore.operations.ranks.dealing import Shard, deal, overlap, volume
 from ckptstore.operations.ranks.ranks import packed, unpacked
 from ckptstore.operations.ranks.reports import Ask, Opening, Report, merged
-from ckptstore.operations.ranks.shares import Shard, deal, overlap, volume
 
 DIVISIONS = st.builds(Division, st.sampled_from([4, 16, 64, 1024]), st.booleans())
 
