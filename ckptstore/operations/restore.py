@@ -16,9 +16,10 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.compiling import uncompiled
 from ckptstore.errors import InvalidArgument
-from ckptstore.format.manifest import Manifest
 from ckptstore.operations.fitting import Fitting
 from ckptstore.operations.load import load_arrays, load_values
+from ckptstore.operations.optimizer_states import parameter_names
+from ckptstore.operations.ownership import Ownership
 from ckptstore.operations.paths import require_matches
 from ckptstore.operations.ranks.rank_view import seen_from
 from ckptstore.operations.ranks.ranks import Seat
@@ -29,7 +30,7 @@ from ckptstore.state.paths import join, segment
 from ckptstore.state.shards import is_sharded, part_of, regions_of
 from ckptstore.state.stateful import RNGState
 from ckptstore.state.tensors import identity
-from ckptstore.state.tree import is_stateful, unflatten
+from ckptstore.state.tree import flatten, is_stateful, unflatten
 
 
 @uncompiled
@@ -52,29 +53,30 @@ def restore(
             f"the app state to fill is a {type(into).__name__}: give a dict, whose plain values are replaced"
         )
     seen = seen_from(view.manifest, seat, set(map(segment, into)), globs, strict=strict)
-    fitting = Fitting(seen, into, globs, strict=strict, allow_cast=allow_cast)
-    manifest = fitting.manifest
+    owned = Ownership(seen, flatten(into, allow_pickle=True), globs, strict=strict)
+    fitting, manifest = Fitting(owned, strict=strict, allow_cast=allow_cast), owned.manifest
     require_matches([*manifest.entries, *manifest.containers], globs, view.name)
     for path, container in manifest.containers.items():
-        if fitting.whole(path):
+        if owned.whole(path):
             require_classes(container, path, allow_pickle=allow_pickle)
-    values = load_values(chunks, fitting.wanted | fitting.names, allow_pickle=allow_pickle, budget=budget)
+    told = owned.wanted | parameter_names(owned)
+    values = load_values(chunks, told, allow_pickle=allow_pickle, budget=budget)
     fitting.check(values)
-    loaded = {path: value for path, value in values.items() if path in fitting.wanted}
-    loaded |= _fill(chunks, manifest, fitting, budget, advance)
-    _Telling(manifest, fitting, loaded, allow_pickle).tell(into)
+    loaded = {path: value for path, value in values.items() if path in owned.wanted}
+    loaded |= _fill(chunks, owned, fitting, budget, advance)
+    _Telling(owned, fitting.rebuilt, loaded, allow_pickle).tell(into)
 
 
 def _fill(
-    chunks: ChunkStore, manifest: Manifest, fitting: Fitting, budget: int | None, advance: Advance
+    chunks: ChunkStore, owned: Ownership, fitting: Fitting, budget: int | None, advance: Advance
 ) -> dict[str, object]:
     """Every wanted array, loaded; what is one memory in the target is filled once."""
     repeated = {path: group[0] for group in fitting.ties() for path in group[1:]}
-    entries = {path: entry for path, entry in fitting.wanted.items() if path not in repeated}
+    entries = {path: entry for path, entry in owned.wanted.items() if path not in repeated}
     regions = {path: regions_of(tensor, path) for path, tensor in fitting.sharded.items()}
     targets = fitting.targets | fitting.made | {path: part_of(tensor) for path, tensor in fitting.sharded.items()}
     arrays = load_arrays(
-        chunks, entries, targets, same=manifest.aliases, regions=regions, budget=budget, advance=advance
+        chunks, entries, targets, same=owned.manifest.aliases, regions=regions, budget=budget, advance=advance
     )
     return arrays | {path: arrays[first] for path, first in repeated.items()} | fitting.sharded
 
@@ -83,8 +85,8 @@ def _fill(
 class _Telling:
     """Hands what was loaded to the objects of a state."""
 
-    manifest: Manifest
-    fitting: Fitting
+    owned: Ownership
+    rebuilt: frozenset[str]
     loaded: dict[str, object]
     allow_pickle: bool
     _last: list[tuple[RNGState, str]] = field(default_factory=list)
@@ -106,11 +108,11 @@ class _Telling:
         if is_stateful(live):
             self._load(live, path)
             return live
-        if path in self.fitting.extra_states and self.fitting.whole(path) and self.fitting.touches(path):
+        if path in self.owned.extra_states and self.owned.whole(path) and self.owned.touches(path):
             return self._built(path)
         if path in self.loaded:
             return _renewed(live, self.loaded[path])
-        if path in self.fitting.rebuilt:
+        if path in self.rebuilt:
             return _replaced(live, self._built(path))
         opened = None if isinstance(live, torch.Tensor) else open_container(live, path)
         if opened is None:
@@ -124,9 +126,9 @@ class _Telling:
 
     def _load(self, owner: Any, path: str) -> None:
         """Give a stateful object its part of the commit, if that has one for it."""
-        if not self.fitting.touches(path):
+        if not self.owned.touches(path):
             return
-        state = self._built(path) if self.fitting.whole(path) else self._visit(owner.state_dict(), path)
+        state = self._built(path) if self.owned.whole(path) else self._visit(owner.state_dict(), path)
         if isinstance(owner, torch.nn.Module):
             _put_own_tensors(owner, state)
         if isinstance(owner, torch.optim.Optimizer):
@@ -135,7 +137,7 @@ class _Telling:
             owner.load_state_dict(state)
 
     def _built(self, path: str) -> Any:
-        return unflatten(self.manifest.containers, self.loaded, root=path, allow_pickle=self.allow_pickle)
+        return unflatten(self.owned.manifest.containers, self.loaded, root=path, allow_pickle=self.allow_pickle)
 
 
 def _replaced(live: torch.Tensor, built: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,112 @@
+"""What checkouts must know of optimizers: whose parameter is whose, and what state they lack yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from ckptstore.format.manifest import Entry, Manifest, TensorEntry
+from ckptstore.operations.ownership import Ownership
+from ckptstore.state import composites
+from ckptstore.state.casts import can_cast
+from ckptstore.state.dtypes import torch_dtype
+from ckptstore.state.paths import join, segment, split
+from ckptstore.state.shards import is_sharded
+from ckptstore.state.tensors import TensorLeaf
+
+_REORDER = "make it in that order, or let a hook of register_load_state_dict_pre_hook bring its state into order"
+
+
+def parameter_names(owned: Ownership) -> dict[str, Entry]:
+    """The leaves by which optimizers may tell their parameters apart."""
+    entries = owned.manifest.entries
+    groups = (group for root in owned.optimizers if owned.touches(root) for group in _groups(owned.manifest, root))
+    return {path: entries[path] for path in map("{}/param_names".format, groups) if path in entries}
+
+
+def other_groups(owned: Ownership, values: Mapping[str, object]) -> Iterator[str]:
+    """What is wrong with groups of parameters, which cannot be made to fit; `values` are the commit's plain ones."""
+    for root, optimizer in owned.optimizers.items():
+        paths = _groups(owned.manifest, root)
+        here = [len(group["params"]) for group in optimizer.param_groups]
+        there = [len(_listed(values, f"{path}/params")) for path in paths]
+        if paths and owned.is_free(root) and here != there:
+            yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
+        elif owned.touches(f"{root}/state") or any(f"{path}/param_names" in owned.wanted for path in paths):
+            moved = _moved(optimizer, [name for path in paths for name in _listed(values, f"{path}/param_names")])
+            if moved:
+                yield f"{root}: its parameters have another order in the commit: {moved}; {_REORDER}"
+
+
+def lacked_state(owned: Ownership, *, allow_cast: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Path and new tensor of state that optimizers lack, where it is sharded as its parameter is, or cast."""
+    for root, optimizer in owned.optimizers.items():
+        if owned.is_free(root):
+            for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+                for path, entry in _lacked(owned, f"{root}/state/{number}"):
+                    yield from _made(path, entry, parameter, allow_cast=allow_cast)
+
+
+def _lacked(owned: Ownership, root: str) -> Iterator[tuple[str, TensorEntry]]:
+    for path in _beneath(owned.manifest, root):
+        entry = owned.wanted.get(path)
+        there = isinstance(owned.flat.leaves.get(path), TensorLeaf)
+        if not there and isinstance(entry, TensorEntry) and entry.library == "torch":
+            yield path, entry
+
+
+def _made(
+    path: str, entry: TensorEntry, parameter: torch.Tensor, *, allow_cast: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    committed = torch_dtype(path, entry.dtype)
+    dtype = parameter.dtype if allow_cast and _follows(path, committed, parameter) else committed
+    if is_sharded(parameter) and entry.shape == tuple(parameter.shape):
+        yield path, torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    elif dtype != committed:
+        yield path, torch.empty(entry.shape, dtype=dtype, device=parameter.device)
+
+
+def _beneath(manifest: Manifest, path: str) -> Iterator[str]:
+    """The commit's leaves there, but for parts of sparse and quantised tensors."""
+    container = manifest.containers.get(path)
+    if container is None:
+        yield path
+    elif container.kind not in composites.KINDS:
+        for key in container.keys:
+            yield from _beneath(manifest, join(path, segment(key)))
+
+
+def _groups(manifest: Manifest, root: str) -> list[str]:
+    """The paths of an optimizer's groups of parameters in the commit."""
+    groups = manifest.containers.get(f"{root}/param_groups")
+    return [f"{root}/param_groups/{number}" for number in groups.keys] if groups else []
+
+
+def _listed(values: Mapping[str, object], path: str) -> list[object]:
+    found = values.get(path)
+    return found if isinstance(found, list) else []
+
+
+def _moved(optimizer: torch.optim.Optimizer, there: Sequence[object]) -> str | None:
+    """The first parameter that another takes the place of, by the names that torch's optimizers may know.
+
+    Other names say nothing about the order, and the user's own code may put it right.
+    """
+    here = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
+    hooks = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
+    own = hooks or type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
+    if own or sorted(map(str, here)) != sorted(map(str, there)):
+        return None
+    pairs = enumerate(zip(here, there, strict=True))
+    swapped = (
+        f"number {number} is {theirs!r}, and {ours!r} here" for number, (ours, theirs) in pairs if ours != theirs
+    )
+    return next(swapped, None)
+
+
+def _follows(path: str, committed: torch.dtype, parameter: torch.Tensor) -> bool:
+    """Whether state of an optimizer is cast to its parameter's dtype, as `Optimizer.load_state_dict` does it."""
+    floats = committed.is_floating_point and parameter.is_floating_point()
+    alike = floats or (committed.is_complex and parameter.is_complex())
+    return alike and can_cast(committed, parameter.dtype) and split(path)[-1] != "step"

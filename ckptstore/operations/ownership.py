@@ -1,0 +1,113 @@
+"""Who has what of live state, and what of a commit is for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import torch
+
+from ckptstore.format.manifest import Entry, Manifest
+from ckptstore.operations.paths import chosen
+from ckptstore.operations.renumbering import renumbered
+from ckptstore.state.paths import split
+from ckptstore.state.stateful import StateDict
+from ckptstore.state.tree import Flat
+
+_EXTRA_STATE = object()
+"""Stands for the owner of what a module's `get_extra_state` gave."""
+
+
+class Ownership:
+    """One commit's leaves beside the objects of one target.
+
+    A path belongs to the stateful object above it, its owner. An owner is exact when it must have the commit's paths;
+    the others judge their state themselves, and get the commit's whole: they are free. A module's extra state is free.
+    What the globs select only in part is free of nobody: it is filled where it is.
+
+    Attributes:
+        flat: the target.
+        optimizers: path → optimizer.
+        manifest: the commit's, as the target's optimizers know it.
+        extra_states: paths of what modules gave beside their tensors.
+    """
+
+    def __init__(self, manifest: Manifest, flat: Flat, globs: Sequence[str] | None, *, strict: bool) -> None:
+        self.flat, self._globs, self._strict = flat, globs, strict
+        owners = flat.owners
+        self.optimizers = {path: owner for path, owner in owners.items() if isinstance(owner, torch.optim.Optimizer)}
+        self.manifest = renumbered(manifest, list(self.optimizers))
+        self.extra_states = frozenset(_extra_states(flat, owners))
+        self._owners = owners | dict.fromkeys(self.extra_states, _EXTRA_STATE)
+
+    @cached_property
+    def wanted(self) -> dict[str, Entry]:
+        """The commit's leaves that are loaded."""
+        return {path: entry for path, entry in self._selected.items() if path in self.flat.leaves or self.is_free(path)}
+
+    def missing(self) -> list[str]:
+        """Paths of which the commit has nothing."""
+        own = [path for path in chosen(self.flat.leaves, self._globs) if path not in self._selected]
+        idle = [path for path in self._owners if self.is_free(path) and not self.touches(path)]
+        return [path for path in own if not self.is_free(path)] + idle
+
+    def unexpected(self) -> list[str]:
+        """Paths for which the target has no place."""
+        return [path for path in self._selected if path not in self.wanted]
+
+    def is_free(self, path: str) -> bool:
+        """Whether its owner judges it."""
+        root = self._root(path)
+        return root in self._complete and not self._is_exact(root)
+
+    def must_fit(self, path: str) -> bool:
+        """Whether dtype and shape must be those of the target; optimizers do not look at them."""
+        return not self.is_free(path) or isinstance(self._owners[self._root(path)], torch.optim.Optimizer)
+
+    def touches(self, path: str) -> bool:
+        """Whether the commit has something for the stateful object at `path`."""
+        if self._globs is None and path in self.manifest.containers:
+            return True
+        return any(_is_under(leaf, path) for leaf in self.wanted)
+
+    def whole(self, path: str) -> bool:
+        """Whether the owner of `path` gets the commit's state as it was, instead of its own with parts replaced."""
+        root = self._root(path)
+        return root in self._complete and (self._strict or not self._is_exact(root))
+
+    @cached_property
+    def _selected(self) -> dict[str, Entry]:
+        names = {split(path)[0] for path in [*self.flat.leaves, *self.flat.containers] if path}
+        entries = chosen(self.manifest.entries, self._globs)
+        return {path: entry for path, entry in entries.items() if split(path)[0] in names}
+
+    @cached_property
+    def _complete(self) -> set[str]:
+        """Paths of the owners of which the globs leave nothing out."""
+        if self._globs is None:
+            return set(self._owners)
+        others = self.manifest.entries.keys() - self._selected.keys()
+        return set(map(self._root, self._selected)) - set(map(self._root, others)) - {""}
+
+    def _root(self, path: str) -> str:
+        """The path of its owner, or "" if it has none."""
+        while path and path not in self._owners:
+            path = path.rpartition("/")[0]
+        return path
+
+    def _is_exact(self, root: str) -> bool:
+        return isinstance(self._owners[root], torch.nn.Module | StateDict)
+
+
+def _extra_states(flat: Flat, owners: Mapping[str, object]) -> Iterator[str]:
+    for path in (*flat.leaves, *flat.containers):
+        if _is_extra_state(path) and isinstance(owners.get(path.rpartition("/")[0]), torch.nn.Module):
+            yield path
+
+
+def _is_extra_state(path: str) -> bool:
+    return path.rpartition("/")[2].rpartition(".")[2] == "_extra_state"
+
+
+def _is_under(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}/")
