@@ -11,7 +11,7 @@ from ckptstore.format.manifest import Entry, Manifest
 from ckptstore.operations.paths import chosen
 from ckptstore.operations.renumbering import renumbered
 from ckptstore.state.paths import split
-from ckptstore.state.stateful import StateDict
+from ckptstore.state.stateful import is_exact
 from ckptstore.state.tree import Flat
 
 _EXTRA_STATE = object()
@@ -21,9 +21,8 @@ _EXTRA_STATE = object()
 class Ownership:
     """One commit's leaves beside the objects of one target.
 
-    A path belongs to the stateful object above it, its owner. An owner is exact when it must have the commit's paths;
-    the others judge their state themselves, and get the commit's whole: they are free. A module's extra state is free.
-    What the globs select only in part is free of nobody: it is filled where it is.
+    A path belongs to the stateful object above it, its owner. An owner that is not exact (see `is_exact`) gets the
+    commit's state whole: its paths are free. So is a module's extra state.
 
     Attributes:
         flat: the target.
@@ -96,7 +95,7 @@ class Ownership:
         return path
 
     def _is_exact(self, root: str) -> bool:
-        return isinstance(self._owners[root], torch.nn.Module | StateDict)
+        return is_exact(self._owners[root])
 
 
 def _extra_states(flat: Flat, owners: Mapping[str, object]) -> Iterator[str]:

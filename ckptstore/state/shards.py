@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise, product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
@@ -80,14 +80,21 @@ def regions_of(tensor: DTensor, path: str) -> list[Region]:
     return [Region(*_transposed(box)) for box in boxes] if prod(part.shape) else []
 
 
-def is_keeper(tensor: DTensor, path: str) -> bool:
-    """Whether this process is the one, of those that have the same part, that stores it; they take turns by path."""
-    coordinate = tensor.device_mesh.get_coordinate()
-    turn = zlib.crc32(path.encode())
-    return coordinate is not None and all(
-        not placement.is_replicate() or at == turn % tensor.device_mesh.size(dim)
-        for dim, (placement, at) in enumerate(zip(tensor.placements, coordinate, strict=True))
+def is_keeper(tensor: DTensor, path: str, among: Collection[int]) -> bool:
+    """Whether this process is the one, of those that have the same part, that stores it; they take turns by path.
+
+    Only the ranks `among` store anything, by their numbers in the default group; this process is one of them.
+    """
+    mesh, coordinate = tensor.device_mesh.mesh, tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return False
+    mine = int(mesh[tuple(coordinate)])
+    same = tuple(
+        slice(None) if placement.is_replicate() else at
+        for placement, at in zip(tensor.placements, coordinate, strict=True)
     )
+    keepers = [rank for rank in mesh[same].flatten().tolist() if rank in among or rank == mine]
+    return bool(keepers[zlib.crc32(path.encode()) % len(keepers)] == mine)
 
 
 def members(tensor: DTensor) -> int:

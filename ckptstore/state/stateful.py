@@ -23,6 +23,11 @@ class StateDict(UserDict[str, Any]):
         self.data = dict(state_dict)
 
 
+def is_exact(owner: object) -> bool:
+    """Whether it must have a commit's paths; other objects judge their state themselves, as optimizers do."""
+    return isinstance(owner, torch.nn.Module | StateDict)
+
+
 class RNGState:
     """The global random number generators: Python's, numpy's, torch's on the CPU and on every CUDA device."""
 

@@ -101,6 +101,19 @@ def test_what_ranks_have_of_their_own_needs_as_many_ranks(crew, store):
     assert crew.do("check_out_own", 2, place=store.url, step=1, strict=False) == [0, 10]
 
 
+def test_one_of_several_replicas_commits(crew, store):
+    assert crew.do("commit_of_one_replica", 4, place=store.url) == [[], [], [1, 2], [1, 2, 3, 4]]
+    for step in (1, 2, 3, 4):
+        assert_same(store.checkout(step)["model"], 4)
+    assert store.verify().problems == ()
+
+
+def test_no_rank_gets_what_it_lacked(crew, store):
+    for (optimizer, seen), (fresh, other) in crew.do("commit_what_some_lack", 2, place=store.url):
+        assert (fresh, other) == (optimizer, seen)
+    assert store.verify().problems == ()
+
+
 def test_a_training_goes_on_with_another_count_of_ranks(crew, store, tmp_path):
     other = str(tmp_path / "other")
     wanted = crew.do("train_together", 1, place=other, start=0, stop=6)[0]

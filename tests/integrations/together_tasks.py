@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 import ckptstore
 from ckptstore.state.tree import flatten
-from tests.integrations.rank_child import as_tree, laid_out, local, tensors
+from tests.integrations.rank_child import as_tree, laid_out, local, square, tensors
 
 MORE_TASKS: dict[str, Callable[..., Any]] = {}
 
@@ -212,3 +212,62 @@ def commit_watched_by_none(group, place, step, who):
     with ckptstore.open(place) as store:
         watched: Any = 5 if dist.get_rank(group) == who else None
         store.commit({"w": torch.ones(3000)}, step=step, process_group=group, progress=watched)
+
+
+@task
+def commit_of_one_replica(group, place):
+    """Only one of the meshes that have all of it commits, and one rank of a mesh; what these say."""
+    mesh = square(4)
+    state = {"model": laid_out(tensors(4), "replicated rows", group)}
+    inner = mesh["inner"].get_group()
+    told = []
+    with ckptstore.open(place) as store:
+        if mesh.get_local_rank("outer") == 1:
+            told.append(store.commit(state, step=1, process_group=inner).step)
+            told.append(store.commit_async(state, step=2, process_group=inner).result().step)
+        alone = dist.new_group([3])
+        if dist.get_rank() == 3:
+            copies = {"model": laid_out(tensors(4), "replicated", group)}
+            told.append(store.commit(copies, step=3, process_group=alone).step)
+            told.append(store.commit_async(copies, step=4, process_group=alone).result().step)
+    dist.barrier(group)
+    return told
+
+
+class Counted:
+    """An object that judges its state itself."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def state_dict(self):
+        return {"seen": self.seen, "epoch": 3}
+
+    def load_state_dict(self, state):
+        assert state["epoch"] == 3
+        self.seen = state["seen"]
+
+
+@task
+def commit_what_some_lack(group, place):
+    """Experts of each rank, of which that of some had nothing to do; what comes back, and what was there."""
+    rank = dist.get_rank(group)
+    torch.manual_seed(rank)
+    parameters = [torch.nn.Parameter(torch.randn(3)) for _ in range(2)]
+    optimizer = torch.optim.Adam(parameters)
+    for parameter in parameters if rank == 0 else parameters[:1]:
+        parameter.grad = torch.randn(3)
+    optimizer.step()
+    fresh = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3)) for _ in range(2)])
+    counted, other = Counted({100 + rank: {"x": 1}, 7: 1}), Counted({})
+    with ckptstore.open(place) as store:
+        store.commit({"opt": optimizer, "counted": counted}, step=1, process_group=group)
+        store.checkout(1, into={"opt": fresh, "counted": other}, process_group=group)
+    return [[told(it), seen] for it, seen in ((optimizer, counted.seen), (fresh, other.seen))]
+
+
+def told(optimizer):
+    return {
+        number: {key: value.tolist() for key, value in state.items()}
+        for number, state in optimizer.state_dict()["state"].items()
+    }

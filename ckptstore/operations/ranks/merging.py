@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import msgspec
@@ -61,7 +62,7 @@ class Merging:
         self._count = len(outlines)
         self._told = _told(outlines)
         holders = _holders(self._told)
-        differing = _differing(holders)
+        differing = _differing(holders, _lacking(holders, self._told))
         self._own = frozenset(differing)
         writers = _Writers(self._count, self._told)
         for path, held in holders.items():
@@ -177,11 +178,40 @@ def _holders(told: Sequence[_Told]) -> dict[str, list[_Held]]:
     return holders
 
 
-def _differing(holders: Mapping[str, Sequence[_Held]]) -> dict[str, _Difference]:
+def _lacking(holders: Mapping[str, Sequence[_Held]], told: Sequence[_Told]) -> dict[str, _Difference]:
+    """What only some have of an object that gets its state whole: the others must not get it.
+
+    But for parts of tensors and what is replicated, and what is around them.
+    """
+    having: dict[str, set[int]] = defaultdict(set)
+    for outline, ranks in told:
+        for root in outline.free:
+            having[root].update(ranks)
+    shared = _above(frozenset(path for path, held in holders.items() if any(map(_is_undigested, held))), itself=True)
+    found: dict[str, _Difference] = {}
+    for path, held in holders.items():
+        root = root_of(path, having)
+        if root in {"", path} or path in shared or _lacked(holders, path.rpartition("/")[0], having[root]):
+            continue
+        if lacking := _lacked(holders, path, having[root]):
+            found[path] = _Difference(path, held[0].ranks[0], min(lacking))
+    return found
+
+
+def _lacked(holders: Mapping[str, Sequence[_Held]], path: str, ranks: AbstractSet[int]) -> set[int]:
+    """Those of the ranks that have nothing there."""
+    return set(ranks).difference(*(held.ranks for held in holders.get(path, ())))
+
+
+def _is_undigested(held: _Held) -> bool:
+    return isinstance(held.what, Leaf) and isinstance(held.what.digest, Undigested)
+
+
+def _differing(holders: Mapping[str, Sequence[_Held]], lacking: Mapping[str, _Difference]) -> dict[str, _Difference]:
     """Where ranks differ; what only a mapping can lack makes all of its container differ."""
     roots: dict[str, _Difference] = {}
     for path, held in holders.items():
-        found = _difference(path, held)
+        found = _difference(path, held) or lacking.get(path)
         if found is not None:
             root = path
             while not _are_mappings(holders.get(above := root.rpartition("/")[0], ())):
@@ -252,9 +282,9 @@ def _name(leaf: Leaf) -> str:
     return f"{kind}{form.library} {form.dtype}{list(form.shape)}{traits}"
 
 
-def _above(roots: frozenset[str]) -> frozenset[str]:
-    """Paths of all containers on the way to these."""
-    found: set[str] = set()
+def _above(roots: frozenset[str], *, itself: bool = False) -> frozenset[str]:
+    """Paths of all containers on the way to these, which are among them if asked for."""
+    found = set(roots) if itself else set[str]()
     for path in roots:
         while path:
             path = path.rpartition("/")[0]  # noqa: PLW2901 - the way up

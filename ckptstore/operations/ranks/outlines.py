@@ -24,6 +24,7 @@ from ckptstore.operations.ranks.parts import Part
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.paths import join
 from ckptstore.state.shards import Region, is_keeper, members, regions_of
+from ckptstore.state.stateful import is_exact
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
@@ -53,11 +54,12 @@ class Leaf(NamedTuple):
 
 
 class Outline(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a rank's state, without its content, see `Flat`."""
+    """A part of a rank's state, without its content, see `Flat`; `free` are paths of objects that are not exact."""
 
     leaves: dict[str, Leaf] = {}
     containers: dict[str, Container] = {}
     aliases: tuple[tuple[str, ...], ...] = ()
+    free: tuple[str, ...] = ()
 
 
 class Assignment(NamedTuple):
@@ -68,7 +70,10 @@ class Assignment(NamedTuple):
 
 
 class RankState:
-    """The state of a rank, made by `flatten` when it is asked for its outline; `measure` is given its bytes then."""
+    """The state of a rank, made by `flatten` when it is asked for its outline; `measure` is given its bytes then.
+
+    `among` are the numbers, in the default group, of the ranks that commit with it.
+    """
 
     def __init__(
         self,
@@ -76,8 +81,10 @@ class RankState:
         rank: int,
         flatten: Callable[[], Flat],
         measure: Callable[[int], Advance] = lambda _: ignore,
+        among: Collection[int] = (),
     ) -> None:
         self._chunks, self._rank, self._flatten, self._measure = chunks, rank, flatten, measure
+        self._among = among
         self._flat = Flat({}, {}, (), {})
         self._regions: dict[str, list[Region]] = {}
 
@@ -94,6 +101,7 @@ class RankState:
             *(Outline(leaves=some) for some in _cut(leaves)),
             *(Outline(containers=some) for some in _cut(self._flat.containers)),
             Outline(aliases=self._flat.aliases),
+            Outline(free=tuple(path for path, owner in self._flat.owners.items() if not is_exact(owner))),
         ]
         return [msgspec.msgpack.encode(part) for part in parts]
 
@@ -157,7 +165,7 @@ class RankState:
     def _shards(self) -> Iterator[Part]:
         for path, whole in self._flat.sharded.items():
             leaf = self._flat.leaves[path]
-            for region in self._regions[path] if is_keeper(whole, path) else ():
+            for region in self._regions[path] if is_keeper(whole, path, self._among) else ():
                 shard = Shard(path, leaf.itemsize, tuple(whole.shape), region.start, region.stop)
                 yield Part(shard, whole.dtype, partial(_itself, leaf), region.local)
 

@@ -104,6 +104,11 @@ class Ranks:
         """Whether this is the rank that answers."""
         return self.rank == _COORDINATOR
 
+    @property
+    def members(self) -> frozenset[int]:
+        """Their numbers in the default group; none are told for a single process without a group."""
+        return frozenset(dist.get_process_group_ranks(self._group)) if self.count > 1 else frozenset()
+
     def agree(self, tell: Callable[[], T], answer: Callable[[list[T]], Sequence[A]]) -> A:
         """What the coordinator answers this rank to what all ranks tell; `answer` is called there only.
 

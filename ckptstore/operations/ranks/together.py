@@ -53,7 +53,8 @@ def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish, measure: Calla
     `measure` is given the bytes of this rank's arrays, and what it returns is told how many of them are done with.
     Raises as `commit.commit` does, or RankFailed for what another rank raised.
     """
-    merging, state = Merging(), RankState(chunks, ranks.rank, wish.flatten, measure)
+    merging = Merging()
+    state = RankState(chunks, ranks.rank, wish.flatten, measure, ranks.members)
 
     def tell() -> tuple[Opening, list[bytes]]:
         run, step = check_name("run", wish.run), check_step(wish.step)
