@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from sqlalchemy import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, StatementError
 
 from ckptstore.catalog import dialects
 from ckptstore.catalog.forking import close_before_fork, unforked
@@ -101,6 +101,8 @@ class Database:
                 yield
         except DBAPIError as error:
             raise dialects.translated(error.orig, str(where), lost=error.connection_invalidated) from error
+        except StatementError as error:  # of what is no database's error, as a signal's handler may raise it
+            raise (error.orig or error) from None
         except sqlite3.Error as error:
             raise dialects.translated(error, str(where)) from error
         except UnicodeEncodeError as error:

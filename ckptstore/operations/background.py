@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # they import torch, for which nobody waits who only closes a
     from ckptstore.operations.history import Draft
     from ckptstore.operations.ranks.ranks import Group
     from ckptstore.operations.ranks.together import Wish
+    from ckptstore.state.errands import Errands
     from ckptstore.state.staging import Staged, Stager
     from ckptstore.state.tree import Flat
 
@@ -44,6 +45,32 @@ class _Told(NamedTuple):
     apart: bool
 
 
+class _GivenUp(Exception):
+    """Ends a commit of which nobody wants to know any more."""
+
+
+class _Stopping:
+    """Measures a commit that may be told to stop."""
+
+    def __init__(self, measure: Callable[[int], Advance]) -> None:
+        self._measure, self._stopped = measure, threading.Event()
+
+    def stop(self) -> None:
+        """Let the commit fail as soon as it has done a little more."""
+        self._stopped.set()
+
+    def measure(self, total: int) -> Advance:
+        """As what it measures with."""
+        advance = self._measure(total)
+
+        def go_on(count: int) -> None:
+            if self._stopped.is_set():
+                raise _GivenUp
+            advance(count)
+
+        return go_on
+
+
 class Background:
     """The commits of one store; those in the background one at a time."""
 
@@ -54,6 +81,7 @@ class Background:
         self._flight: CommitHandle | None = None
         self._staged: Staged | None = None
         self._stager: Stager | None = None
+        self._errands: Errands | None = None
         self._channels = Channels()
         _ALL.add(self)
 
@@ -63,7 +91,7 @@ class Background:
             self._staged.just_in_time.forget()
         _OF_PARENTS.append((self._staged, self._stager))
         self._lock, self._guard = threading.Lock(), threading.Lock()
-        self._preparing = self._flight = self._staged = self._stager = None
+        self._preparing = self._flight = self._staged = self._stager = self._errands = None
 
     @uncompiled
     def commit(self, wish: Wish, group: Group | None, progress: ProgressCallback | None) -> CommitRecord:
@@ -81,11 +109,16 @@ class Background:
         if ranks.count > 1:
             return commit_together(self._chunks, ranks, replace(wish, flatten=landed), measure)
         self.land()  # before the parent is looked up
-        draft, flat = wish.draft(), self._own_stager().look(wish.flatten())
+        errands = self._own_errands()
+        draft = errands.run_if_main(wish.draft, lambda: None)
+        flat = self._own_stager().look(wish.flatten())
+        stopping = _Stopping(measure)
         if flat.sharded:
             known = replace(wish, flatten=lambda: flat, draft=lambda: draft)
-            return commit_together(self._chunks, ranks, known, measure)
-        return commit(self._chunks, flat, draft, measure(flat.nbytes))
+            work = partial(commit_together, self._chunks, ranks, known, stopping.measure)
+            return errands.run_if_main(work, stopping.stop)
+        work = partial(commit, self._chunks, flat, draft, stopping.measure(flat.nbytes))
+        return errands.run_if_main(work, stopping.stop)
 
     @uncompiled
     def launch(self, wish: Wish, group: Group | None, *, just_in_time: bool, when_busy: WhenBusy) -> CommitHandle:
@@ -146,9 +179,11 @@ class Background:
                 self.land()
             finally:
                 self._channels.close()
-                if self._stager is not None:
-                    self._stager.close()
-                    self._stager = None
+                stager, self._stager = self._stager, None  # first: when this is interrupted, it may be half closed
+                errands, self._errands = self._errands, None
+                for it in (stager, errands):
+                    if it is not None:
+                        it.close()
                 self._chunks.close()
 
     @contextmanager
@@ -190,7 +225,7 @@ class Background:
 
     def _prepare(self, wish: Wish, *, just_in_time: bool, drafts: bool) -> tuple[Staged, Wish]:
         """The state staged, and how to commit it."""
-        draft = wish.draft() if drafts else None
+        draft = self._own_errands().run_if_main(wish.draft, lambda: None) if drafts else None
         staged = self._staged = self._own_stager().stage(wish.flatten(), just_in_time=just_in_time)
         return staged, replace(wish, flatten=staged.settled, draft=lambda: cast("Draft", draft))
 
@@ -227,6 +262,13 @@ class Background:
         except BaseException as error:
             self._channels.leave(group, error)
             raise
+
+    def _own_errands(self) -> Errands:
+        from ckptstore.state.errands import Errands
+
+        if self._errands is None:
+            self._errands = Errands()
+        return self._errands
 
     def _own_stager(self) -> Stager:
         from ckptstore.state.staging import Stager

@@ -6,11 +6,16 @@ Python's own taken for ever, and one that saves may wait for what the interrupte
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
+from typing import TypeVar
 
+T = TypeVar("T")
+_LOOK_SECONDS = 1.0
 _Queue = SimpleQueue[Callable[[], None] | None]
 
 
@@ -28,25 +33,54 @@ class Errands:
         self._end()
         self._thread.join()
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Return once `work` is done, in turn; raise what it raises. It is done also when the caller is interrupted."""
-        over, errors = Lock(), list[BaseException]()
+    def run(self, work: Callable[[], T], give_up: Callable[[], None] | None = None) -> T:
+        """What `work` gives, in turn. It is done also when the caller is interrupted, who need not wait any more.
+
+        With `give_up`, who is interrupted calls that, and goes on once the work is over, or was not begun.
+        """
+        left, made, errors = [work], list[T](), list[BaseException]()
+        over = Lock()
         over.acquire()
 
         def done() -> None:
             try:
-                work()
+                made.append(left.pop()())
             except BaseException as error:  # noqa: BLE001 - whatever it is, it must reach the caller
                 errors.append(error)
             over.release()
 
-        self._queue.put(done)
-        over.acquire()
+        try:
+            self._queue.put(done)
+            while not (made or errors):
+                if not over.acquire(timeout=_LOOK_SECONDS) and not self._thread.is_alive() and _taken_back(left):
+                    return work()  # it was closed
+        except BaseException:
+            if give_up is not None and not _taken_back(left):
+                give_up()
+                while not (made or errors):
+                    with suppress(BaseException):
+                        over.acquire()
+            raise
         if errors:
-            raise errors[0]
+            raise errors.pop()
+        return made.pop()
+
+    def run_if_main(self, work: Callable[[], T], give_up: Callable[[], None]) -> T:
+        """`run` for the main thread, the only one that signals interrupt; others do it themselves."""
+        is_main = threading.current_thread() is threading.main_thread()
+        return self.run(work, give_up) if is_main else work()
 
 
 def _serve(queue: _Queue) -> None:
     while (work := queue.get()) is not None:
         work()
         del work  # and what it holds, until there is more to do
+
+
+def _taken_back(work: list[Callable[[], T]]) -> bool:
+    """Whether nobody has begun it, and nobody will; atomic, where looking before would not be."""
+    try:
+        work.pop()
+    except IndexError:
+        return False
+    return True

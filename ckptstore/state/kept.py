@@ -103,16 +103,14 @@ class KeptBuffers:
 
         Nothing is at work any more when this is interrupted.
         """
-        if not jobs:
-            return []
+        return self.errands.run_if_main(lambda: self._shared(work, jobs), lambda: None) if jobs else []
+
+    def _shared(self, work: Callable[[Any], T], jobs: Sequence[Any]) -> list[T]:
         shares = [self._pool.submit(_all, work, jobs[first::_WORKERS]) for first in range(_WORKERS)]
+        wait(shares)
         done: list[Any] = [None] * len(jobs)
-        try:
-            for first, share in enumerate(shares):
-                done[first::_WORKERS] = share.result()
-        except BaseException:
-            wait(shares)
-            raise
+        for first, share in enumerate(shares):
+            done[first::_WORKERS] = share.result()
         return done
 
     def _cut(self, size: int) -> Bytes:

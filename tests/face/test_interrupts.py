@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,11 +214,11 @@ def test_a_handler_within_commit_async_is_refused_another(slowed, monkeypatch, a
                 signalled()
             return dict(self)
 
-    class Pool(ThreadPoolExecutor):
-        def _adjust_thread_count(self) -> None:  # which holds a lock of Python's own
-            if threading.current_thread() is threading.main_thread():
-                signalled()
-            super()._adjust_thread_count()
+    copy = KeptBuffers.copy
+
+    def copy_signalled(buffers: KeptBuffers, pairs: Any) -> None:
+        signalled()
+        copy(buffers, pairs)
 
     def interfere() -> None:
         with pytest.raises(CommitInFlight) as found:
@@ -224,11 +226,76 @@ def test_a_handler_within_commit_async_is_refused_another(slowed, monkeypatch, a
         told.append(found.value)
 
     if within == "the copying":
-        monkeypatch.setattr("ckptstore.state.kept.ThreadPoolExecutor", Pool)
+        monkeypatch.setattr(KeptBuffers, "copy", copy_signalled)
     with handling(interfere):
         store.commit_async({"state": Handling(a=1), "w": torch.ones(5000)}, step=1).result()
     assert told
     assert store.steps() == [1]
+
+
+def signal_at_random_moments(kind: str, seed: int, within: Callable[[ckptstore.Store, int], object]) -> tuple[int, int]:
+    """How many signals came, each within a moment of a call, and how many of the handlers came to their end."""
+    chance = random.Random(seed)
+    state = {"weights": [torch.rand(64, 64) for _ in range(8)]}
+    came = ended = 0
+
+    def handle(*_: object) -> None:
+        nonlocal came, ended
+        came += 1
+        if kind == "raise":
+            raise Signalled
+        store.commit(state, step=1000 + came)
+        ended += 1
+
+    before = signal.signal(signal.SIGALRM, handle)
+    with ckptstore.open(Path(tempfile.mkdtemp()) / "store") as store:
+        store.commit(state, step=0)
+        try:
+            for step in range(1, 40):
+                with suppress(Signalled):
+                    signal.setitimer(signal.ITIMER_REAL, chance.random() * 0.02 + 1e-4)
+                    within(store, step)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        store.commit(state, step=5000)
+        assert store.verify().ok
+    return came, ended
+
+
+def commit_anew(store: ckptstore.Store, step: int) -> object:
+    return store.commit({"x": torch.rand(100_000)}, step=step)
+
+
+def commit_anew_behind(store: ckptstore.Store, step: int) -> object:
+    return store.commit_async({"x": torch.rand(100_000)}, step=step).result()
+
+
+@pytest.mark.parametrize("within", [commit_anew, commit_anew_behind])
+def test_a_handler_may_save_at_any_moment(within):
+    came, ended = signal_at_random_moments("save", 1, within)
+    assert came == ended > 20
+
+
+@pytest.mark.parametrize("within", [commit_anew, commit_anew_behind])
+def test_a_handler_may_raise_at_any_moment(within):
+    came, _ = signal_at_random_moments("raise", 2, within)
+    assert came > 20
+
+
+def test_a_commit_that_is_interrupted_reads_nothing_any_more(slowed):
+    """Its tensors are not set apart."""
+    store, storage = slowed
+    weights = torch.zeros(50_000)
+    storage.gate.clear()
+    threading.Timer(0.4, storage.gate.set).start()
+    with handling(refuse), pytest.raises(Signalled):
+        signal_soon()
+        store.commit({"w": weights}, step=1)
+    assert storage.gate.is_set()
+    weights.fill_(7)
+    assert all(store.read(step, "w").unique().tolist() == [0] for step in store.steps())
+    assert store.commit({"w": weights}, step=2).step == 2
 
 
 def test_a_commit_begins_after_another_thread_has_closed(slowed, monkeypatch):
