@@ -43,8 +43,8 @@ class Fitting:
     def check(self, values: Mapping[str, object]) -> None:
         """Raises StateMismatch with everything that does not fit; `values` are the wanted plain ones."""
         missing, unexpected = self._owned.missing(), self._owned.unexpected()
-        different = [*self._other_forms(), *self._other_composites(), *self._other_ties(), *self._overlaps()]
-        different += other_groups(self._owned, values)
+        different = [*self._owned.strange(), *self._other_forms(), *self._other_composites()]
+        different += [*self._other_ties(), *self._overlaps(), *other_groups(self._owned, values)]
         if different or (self._strict and (missing or unexpected)):
             raise StateMismatch(missing, unexpected, different)
 

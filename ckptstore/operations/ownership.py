@@ -38,6 +38,7 @@ class Ownership:
         self.manifest = renumbered(manifest, list(self.optimizers))
         self.extra_states = frozenset(_extra_states(flat, owners))
         self._owners = owners | dict.fromkeys(self.extra_states, _EXTRA_STATE)
+        self._names = {split(path)[0] for path in [*flat.leaves, *flat.containers] if path}
 
     @cached_property
     def wanted(self) -> dict[str, Entry]:
@@ -53,6 +54,19 @@ class Ownership:
     def unexpected(self) -> list[str]:
         """Paths for which the target has no place."""
         return [path for path in self._selected if path not in self.wanted]
+
+    def strange(self) -> list[str]:
+        """What cannot be meant, however strict one is: objects or globs of which nothing at all is loaded."""
+        theirs = {split(path)[0] for path in [*self.manifest.entries, *self.manifest.containers] if path}
+        mine = ", ".join(sorted(self._names))
+        if mine and not self._names & theirs:
+            return [f"{mine}: the commit has {', '.join(sorted(theirs)) or 'nothing'}"]
+        if mine and self._globs and not self._selected and chosen(self.manifest.entries, self._globs):
+            return [f"paths={list(self._globs)}: selects nothing of {mine}"]
+        if self._strict:
+            return []
+        loaded, found = set(map(self._root, self.wanted)) | {""}, {self._root(path): path for path in self._selected}
+        return [f"{root}: has nothing of the commit's, such as {found[root]}" for root in sorted(found.keys() - loaded)]
 
     def is_free(self, path: str) -> bool:
         """Whether its owner judges it."""
@@ -76,9 +90,8 @@ class Ownership:
 
     @cached_property
     def _selected(self) -> dict[str, Entry]:
-        names = {split(path)[0] for path in [*self.flat.leaves, *self.flat.containers] if path}
         entries = chosen(self.manifest.entries, self._globs)
-        return {path: entry for path, entry in entries.items() if split(path)[0] in names}
+        return {path: entry for path, entry in entries.items() if split(path)[0] in self._names}
 
     @cached_property
     def _complete(self) -> set[str]:

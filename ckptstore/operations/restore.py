@@ -26,10 +26,10 @@ from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.composites import is_dense
 from ckptstore.state.containers import assign_children, open_container, require_classes
-from ckptstore.state.paths import join, segment
+from ckptstore.state.paths import is_within, join, segment
 from ckptstore.state.shards import is_sharded, part_of, regions_of
-from ckptstore.state.stateful import RNGState
-from ckptstore.state.tensors import identity
+from ckptstore.state.stateful import RNGState, StateDict, is_exact
+from ckptstore.state.tensors import Array, as_tracked, clone, identity
 from ckptstore.state.tree import flatten, is_stateful, unflatten
 
 
@@ -64,7 +64,7 @@ def restore(
     fitting.check(values)
     loaded = {path: value for path, value in values.items() if path in owned.wanted}
     loaded |= _fill(chunks, owned, fitting, budget, advance)
-    _Telling(owned, fitting.rebuilt, loaded, allow_pickle).tell(into)
+    _Telling(owned, fitting, loaded, allow_pickle).tell(into)
 
 
 def _fill(
@@ -86,7 +86,7 @@ class _Telling:
     """Hands what was loaded to the objects of a state."""
 
     owned: Ownership
-    rebuilt: frozenset[str]
+    fitting: Fitting
     loaded: dict[str, object]
     allow_pickle: bool
     _last: list[tuple[RNGState, str]] = field(default_factory=list)
@@ -112,7 +112,7 @@ class _Telling:
             return self._built(path)
         if path in self.loaded:
             return _renewed(live, self.loaded[path])
-        if path in self.rebuilt:
+        if path in self.fitting.rebuilt:
             return _replaced(live, self._built(path))
         opened = None if isinstance(live, torch.Tensor) else open_container(live, path)
         if opened is None:
@@ -128,7 +128,7 @@ class _Telling:
         """Give a stateful object its part of the commit, if that has one for it."""
         if not self.owned.touches(path):
             return
-        state = self._built(path) if self.owned.whole(path) else self._visit(owner.state_dict(), path)
+        state = self._state_of(owner, path)
         if isinstance(owner, torch.nn.Module):
             _put_own_tensors(owner, state)
         if isinstance(owner, torch.optim.Optimizer):
@@ -136,8 +136,41 @@ class _Telling:
         else:
             owner.load_state_dict(state)
 
-    def _built(self, path: str) -> Any:
-        return unflatten(self.owned.manifest.containers, self.loaded, root=path, allow_pickle=self.allow_pickle)
+    def _state_of(self, owner: Any, path: str) -> Any:
+        """What it is to load. A `StateDict` keeps what is in it, as a dict does."""
+        if not self.owned.whole(path) or isinstance(owner, StateDict):
+            return self._visit(owner.state_dict(), path)
+        return self._built(path, self.loaded if is_exact(owner) or _loads_in_place(owner) else self._set_apart(path))
+
+    def _set_apart(self, path: str) -> dict[str, object]:
+        """Copies of what was filled there: who loads it may begin with what it has, to reset it for instance.
+
+        Not of what others have too, which may stay one only so.
+        """
+        ties = [group for group in self.fitting.ties() if not all(is_within(leaf, {path}) for leaf in group)]
+        shared = {leaf for group in ties for leaf in group}
+        shared |= self.fitting.sharded.keys()
+        whole = [leaf for leaf in self.fitting.targets if leaf not in shared and is_within(leaf, {path})]
+        own: dict[str, Any] = {leaf: self.loaded[leaf] for leaf in whole}
+        copies = {key: _copied(array) for key, array in {id(array): array for array in own.values()}.items()}
+        return self.loaded | {leaf: copies[id(array)] for leaf, array in own.items()}
+
+    def _built(self, path: str, loaded: Mapping[str, object] | None = None) -> Any:
+        leaves = self.loaded if loaded is None else loaded
+        return unflatten(self.owned.manifest.containers, leaves, root=path, allow_pickle=self.allow_pickle)
+
+
+def _copied(array: Array) -> Array:
+    copy = clone(array)
+    if not isinstance(array, torch.Tensor) or not isinstance(copy, torch.Tensor):
+        return copy
+    return as_tracked(copy, parameter=isinstance(array, torch.nn.Parameter), requires_grad=array.requires_grad)
+
+
+def _loads_in_place(owner: object) -> bool:
+    """Whether it gives the state to torch's own objects, which copy tensors onto themselves."""
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    return isinstance(owner, kinds) or any(isinstance(one, kinds) for one in getattr(owner, "__dict__", {}).values())
 
 
 def _replaced(live: torch.Tensor, built: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 
 from ckptstore.errors import InvalidArgument
@@ -121,3 +121,15 @@ def _bytes_as_json(value: object) -> dict[str, str]:
 
 def _bytes_from_json(found: dict[str, Value]) -> Value:
     return bytes.fromhex(found["bytes"]) if set(found) == {"bytes"} else found
+
+
+def is_within(path: str, roots: Collection[str]) -> bool:
+    """Whether it is one of these paths, or beneath one."""
+    return bool(root_of(path, roots))
+
+
+def root_of(path: str, roots: Collection[str]) -> str:
+    """The one of these paths that it is, or is beneath; "" if there is none."""
+    while path and path not in roots:
+        path = path.rpartition("/")[0]
+    return path

@@ -531,6 +531,66 @@ def test_paths_may_choose_a_whole_optimizer(store, committed, paths):
     assert_same(live["optim"].state_dict(), committed["optim"].state_dict())
 
 
+class Replay:
+    """Begins with what it has when it loads."""
+
+    def __init__(self) -> None:
+        self.buffer, self.seen, self.parts = torch.zeros(2000), np.zeros(2000), [torch.zeros(2000)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"buffer": self.buffer, "seen": self.seen, "parts": self.parts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for own, loaded in zip(self.arrays(), [state["buffer"], state["seen"], *state["parts"]], strict=True):
+            own[:] = 0
+            own[:] = loaded
+
+    def arrays(self) -> list[Any]:
+        return [self.buffer, self.seen, *self.parts]
+
+
+def test_an_object_that_resets_itself_first(store):
+    replay, other = Replay(), Replay()
+    for number, own in enumerate(replay.arrays()):
+        own[:] = number + 1
+    store.commit({"replay": replay}, step=1000)
+    store.checkout(1000, into={"replay": other})
+    assert_same(other.state_dict(), replay.state_dict())
+
+
+def test_what_is_in_a_state_dict_is_filled_where_it_is(store):
+    generator = torch.Generator().manual_seed(1)
+    state = ckptstore.StateDict(generator=generator, seen=[1, 2], inner={"k": 1})
+    kept = dict(state)
+    store.commit({"data": state}, step=1000)
+    wanted = torch.rand(3, generator=generator)
+    state["seen"].append(3)
+    state["inner"]["k"] = 2
+    store.checkout(1000, into={"data": state})
+    assert all(state[key] is value for key, value in kept.items())
+    assert (state["seen"], state["inner"]) == ([1, 2], {"k": 1})
+    assert torch.rand(3, generator=generator).equal(wanted)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_cannot_be_meant_is_told_however_strict(store, committed, strict):
+    live = app_state(1)
+    before = bits(live)
+    with pytest.raises(StateMismatch, match=r"modle: the commit has .*model"):
+        store.checkout(0, into={"modle": live["model"]}, strict=strict)
+    with pytest.raises(StateMismatch, match=r"paths=\['plain/\*\*'\]: selects nothing of model"):
+        store.checkout(0, into={"model": live["model"]}, paths="plain/**", strict=strict)
+    assert_same(bits(live), before)
+
+
+def test_a_module_that_has_nothing_of_the_commits_is_told(store, committed):
+    wrapped = {"model": torch.nn.ModuleDict({"inner": app_state(1)["model"]})}
+    before = bits(wrapped)
+    with pytest.raises(StateMismatch, match="model: has nothing of the commit's, such as model/"):
+        store.checkout(0, into=wrapped, strict=False)
+    assert_same(bits(wrapped), before)
+
+
 def test_paths_of_names_that_are_not_wanted(store, committed):
     live = app_state(1)
     before = bits(live)

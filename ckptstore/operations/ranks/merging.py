@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import Container, Entry, Manifest
-from ckptstore.operations.ranks.outlines import Assignment, Leaf, Outline, Undigested, is_within, root_of
+from ckptstore.operations.ranks.outlines import Assignment, Leaf, Outline, Undigested
 from ckptstore.operations.ranks.reports import Report
 from ckptstore.operations.ranks.uniting import united
 from ckptstore.operations.ranks.written import tensor_entry, value_entry
-from ckptstore.state.paths import join, segment
+from ckptstore.state.paths import is_within, join, root_of, segment
 
 _MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
 _KIND = {Undigested.SHARDED: "a part of", Undigested.REPLICATED: "replicated"}

@@ -22,7 +22,7 @@ from ckptstore.operations.ranks.counting import Counting
 from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
-from ckptstore.state.paths import join
+from ckptstore.state.paths import is_within, join
 from ckptstore.state.shards import Region, is_keeper, members, regions_of
 from ckptstore.state.stateful import is_exact
 from ckptstore.state.tensors import TensorLeaf
@@ -194,18 +194,6 @@ def _cut(items: Mapping[str, T]) -> Iterator[dict[str, T]]:
             yield part
             part = {}
     yield part
-
-
-def is_within(path: str, roots: Collection[str]) -> bool:
-    """Whether it is one of these paths, or beneath one."""
-    return bool(root_of(path, roots))
-
-
-def root_of(path: str, roots: Collection[str]) -> str:
-    """The one of these paths that it is, or is beneath; "" if there is none."""
-    while path and path not in roots:
-        path = path.rpartition("/")[0]
-    return path
 
 
 def _itself(leaf: TensorLeaf) -> TensorLeaf:
