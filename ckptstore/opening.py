@@ -87,9 +87,9 @@ def open_parts(
 def attach_parts(
     url: str | os.PathLike[str],
     *,
-    storage_options: Mapping[str, Any] | None,
-    compression: Level,
-    key_file: KeyFile,
+    storage_options: Mapping[str, Any] | None = None,
+    compression: Level = "auto",
+    key_file: KeyFile = None,
 ) -> ChunkStore:
     """The parts of a store for one who writes packs for another, who has the catalog; see `ckptstore.open`."""
     storage = open_storage(url, storage_options=storage_options)
