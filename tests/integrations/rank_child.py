@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.default_planner import create_default_global_s
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -198,6 +198,12 @@ def save_own_values(group, place, step):
 def save_without_collectives(group, place, step):
     writer = StoreWriter(place, step=step, process_group=group)
     dcp_save({"x": 1}, storage_writer=writer, process_group=group, use_collectives=False)
+
+
+@task
+def save_with_another_coordinator(group, place, step):
+    writer = StoreWriter(place, step=step, process_group=group)
+    save_state_dict(as_tree(laid_out(tensors(step), "rows", group), step), writer, group, coordinator_rank=1)
 
 
 @task

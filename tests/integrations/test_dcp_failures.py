@@ -73,6 +73,16 @@ def test_every_rank_for_itself_is_refused(crew, place):
     assert {answer["error"] for answer in answers} == {"InvalidArgument"}
 
 
+def test_another_coordinator_is_refused_before_anything_is_written(crew, place):
+    crew.do("save", 2, place=place, step=1, seed=1)
+    for told in failures(crew.tell("save_with_another_coordinator", 2, place=place, step=2)):
+        assert "InvalidArgument" in told["1"]
+        assert "coordinator_rank=1: leave it out" in told["1"]
+    with ckptstore.open(place) as store:
+        assert store.stats().packs.keys() == {"live"}
+    assert_only(place, 1)
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("how", ["before", "during", "after"])

@@ -111,9 +111,16 @@ class StoreWriter(StorageWriter):
         return StorageMeta(checkpoint_id=f"{self._place.run}@{self._step_now}")
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001 - by DCP
-        """See `StorageWriter`. Raises InvalidArgument for `use_collectives=False`: no rank knows of others then."""
+        """See `StorageWriter`.
+
+        Raises InvalidArgument for `use_collectives=False`, as no rank knows of others then, and for another coordinator
+        than the first rank.
+        """
         if not kwargs.get("use_collectives", True):
             raise InvalidArgument("use_collectives=False: leave it out, since all ranks make one commit together")
+        rank = kwargs.get("rank", 0)
+        if is_coordinator and rank:
+            raise InvalidArgument(f"coordinator_rank={rank}: leave it out, since the first rank has the catalog")
         if is_coordinator:
             self._place.parts()
 
