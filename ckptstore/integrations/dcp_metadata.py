@@ -22,6 +22,7 @@ Keys = tuple[str | int, ...]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 _FILE = ".metadata"
+_FIRST_RANKS_FILE = "__0.metadata"
 _VERSIONS = (None, "1.0.0")
 _METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
 _BEFORE_2_3 = "torch.distributed._shard.sharded_tensor.metadata"
@@ -82,13 +83,20 @@ def read_metadata(folder: Path, *, allow_pickle: bool) -> SavedState:
     try:
         data = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise FormatError(f"{folder} has no file {_FILE}: give the folder of a finished DCP checkpoint") from None
+        raise FormatError(_why_missing(folder)) from None
     try:
         return _decode(_Unpickler(data, allow_pickle=allow_pickle).load())
     except FormatError as error:
         raise FormatError(f"{file}: {error}") from error
     except Exception as error:  # whatever the bytes of a foreign file make its reader raise
         raise FormatError(f"{file} is no whole metadata of DCP: {error}") from error
+
+
+def _why_missing(folder: Path) -> str:
+    if (folder / _FIRST_RANKS_FILE).exists():
+        told = f"{folder} was saved with use_collectives=False: it has no file {_FILE}, but {_FIRST_RANKS_FILE} and so on"
+        return f"{told}: dcp.load it on as many ranks as saved it, and save it again without use_collectives"
+    return f"{folder} has no file {_FILE}: give the folder of a finished DCP checkpoint"
 
 
 class _Held:

@@ -208,6 +208,11 @@ def test_no_checkpoint(store, sharded):
     refused(store, sharded / "metadata", r"has no file \.metadata")
 
 
+def test_what_ranks_saved_each_for_itself(store, sharded):
+    (sharded / ".metadata").rename(sharded / "__0.metadata")
+    refused(store, sharded, r"use_collectives=False.*__0\.metadata.*dcp\.load.*save it again without")
+
+
 def test_every_file_is_needed_whole(store, sharded):
     for file in sorted(sharded.iterdir()):
         data = file.read_bytes()
