@@ -18,6 +18,7 @@ _INSIDE = {
     ".snapshot_metadata": "torchsnapshot",
     "model.safetensors": "safetensors",
     "model.safetensors.index.json": "safetensors",
+    "__0.metadata": "dcp",  # whose import tells what is wrong
 }
 _MODULES = {
     "safetensors": "safetensors",
@@ -116,6 +117,8 @@ def _function(verb: str, kind: str) -> Any:
 
 def _kind(file: Path) -> str:
     found = [kind for name, kind in _INSIDE.items() if (file / name).exists()]
+    if file.is_dir() and any(inner.suffix in _SUFFIXES for inner in file.iterdir()):
+        found.append("safetensors")  # as above
     if not found and file.suffix not in _SUFFIXES:
         doubt = f"holds none of {', '.join(_INSIDE)}" if file.is_dir() else "has a suffix that tells no format"
         raise click.UsageError(f"{file} {doubt}: give --format")

@@ -94,7 +94,7 @@ def read_metadata(folder: Path, *, allow_pickle: bool) -> SavedState:
 
 def _why_missing(folder: Path) -> str:
     if (folder / _FIRST_RANKS_FILE).exists():
-        told = f"{folder} was saved with use_collectives=False: it has no file {_FILE}, but {_FIRST_RANKS_FILE} and so on"
+        told = f"{folder} was saved with use_collectives=False: it has {_FIRST_RANKS_FILE} and so on, no {_FILE}"
         return f"{told}: dcp.load it on as many ranks as saved it, and save it again without use_collectives"
     return f"{folder} has no file {_FILE}: give the folder of a finished DCP checkpoint"
 

@@ -100,8 +100,9 @@ def import_safetensors(
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
-        FormatError: the file is no safetensors file, or one name in it is beneath another one, without `name`; the
-            folder has no such files, or they are not those that its index names. Nothing is committed.
+        FormatError: the file is no safetensors file, has parts of tensors or is one of several, or one name in it is
+            beneath another one, without `name`; the folder has no such files, or they are not those that its index
+            names. Nothing is committed.
         StepExists: the step holds another state.
     """
     tensors = read_tensors(Path(file))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,6 +50,11 @@ PACKED = {"F4": 2}
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
+_NUMBERED = re.compile(r"-0*(\d+)-of-0*(\d+)\.\w+$")
+_SHARDING = "DCP_SHARDING_INFO"
+_CONSOLIDATE = "bring the files together with torch's consolidate_safetensors_files_on_every_rank, and import that"
+_MOST_TOLD = 9
+
 
 class _Index(msgspec.Struct, frozen=True):
     weight_map: Annotated[dict[str, str], msgspec.Meta(min_length=1)]
@@ -66,12 +73,48 @@ def read_tensors(path: Path) -> dict[str, PiecedTensor]:
     if index.exists():
         return _read_shards(index)
     if not single.exists():
-        raise FormatError(f"{path} has neither {SINGLE} nor {INDEX}: name a file in it")
+        raise FormatError(f"{path} has neither {SINGLE} nor {INDEX}: {_what_to_give(sorted(os.listdir(path)))}")
     return _read_file(single)
 
 
 def _read_file(file: Path) -> dict[str, PiecedTensor]:
-    return _with_ties(*_opened(CheckpointFiles(file.parent, allow_pickle=False), file, file.name))
+    tensors, notes = _opened(CheckpointFiles(file.parent, allow_pickle=False), file, file.name)
+    _check_whole(file, notes)
+    return _with_ties(tensors, notes)
+
+
+def _check_whole(file: Path, notes: Mapping[str, str]) -> None:
+    """Raises FormatError for what one of several ranks had, and for one of several files."""
+    index = file.parent / INDEX
+    if _SHARDING in notes and not (index.exists() and file.name in _weight_map(index).values()):
+        raise FormatError(f"{file} may hold parts of tensors, those of one rank, by its {_SHARDING}: {_CONSOLIDATE}")
+    number, count = _place_of(file.name)
+    if count > 1:
+        advice = f"give the folder {file.parent}, or rename the file if you want no more than this"
+        raise FormatError(f"{file} is file {number} of {count}: {advice}")
+
+
+def _place_of(name: str) -> tuple[int, int]:
+    """Which of how many files this is, as its name tells."""
+    found = _NUMBERED.search(name)
+    return (int(found[1]), int(found[2])) if found else (1, 1)
+
+
+def _what_to_give(names: Sequence[str]) -> str:
+    """What helps where a folder lacks what makes it one of Hugging Face; `names` are those of its files."""
+    held = [name for name in names if name.endswith(".safetensors")]
+    held = held or [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+    if not held:
+        return "give a folder that has one of them, or a file"
+    if held[0].startswith("shard-"):
+        return _CONSOLIDATE
+    if _place_of(held[0])[1] == 1:
+        return (
+            f"give its file {held[0]}" if len(held) == 1 else f"give one of its files, {', '.join(held[:_MOST_TOLD])}"
+        )
+    if held[0].endswith(".safetensors"):
+        return f"bring {INDEX} from where {held[0]} came from"
+    return f"{held[0]} is a part of a state: load it with the library that wrote it, and save it as safetensors"
 
 
 def _read_shards(index: Path) -> dict[str, PiecedTensor]:

@@ -88,6 +88,20 @@ def test_import_of_folders_of_hugging_face(url, told, run):
     assert ckptstore.open(url).latest() == 301
 
 
+def test_folders_of_hugging_face_that_lack_something(url, run):
+    Path("old").mkdir()
+    torch.save({"w": torch.ones(3)}, "old/pytorch_model.bin")
+    assert "give its file pytorch_model.bin" in run("import", url, "old", "--step", 300, code=1).stderr
+    safetensors.torch.save_file({"w": torch.ones(3)}, "old/model-00001-of-00002.safetensors")
+    assert "bring model.safetensors.index.json" in run("import", url, "old", "--step", 300, code=1).stderr
+
+
+def test_a_folder_of_dcp_that_each_rank_saved_for_itself(url, run):
+    Path("ranks").mkdir()
+    Path("ranks/__0.metadata").touch()
+    assert "use_collectives=False" in run("import", url, "ranks", "--step", 300, code=1).stderr
+
+
 def test_export_and_import_of_torch(url, asked, told):
     document = asked("export", url, 200, "out.pt", "--paths", "model", "--paths", "optim/betas")
     assert document["format"] == "torch" and document["bytes"] == os.path.getsize("out.pt")

@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
+from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files_on_every_rank
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import ckptstore
 from ckptstore.errors import CkptStoreError, CorruptData, FormatError, PathNotFound, StateError
@@ -378,6 +381,78 @@ def test_a_folder_that_contradicts_itself(store, folder, name):
     save_file({"x": torch.ones(2)}, folder.parent / "x.safetensors")
     change(folder)
     refused(store, folder, match)
+
+
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], r"bring model\.safetensors\.index"),
+        (["a.safetensors", "b.safetensors"], r"give one of its files, a\.safetensors, b\.safetensors"),
+        (["a.safetensors", "pytorch_model.bin"], r"give its file a\.safetensors$"),
+        (["config.json", "pytorch_model.bin"], r"give its file pytorch_model\.bin$"),
+        (
+            ["pytorch_model-00001-of-00002.bin", "x.bin"],
+            r"pytorch_model-.*\.bin is a part of a state: .* as safetensors",
+        ),
+        (["config.json"], "give a folder that has one of them, or a file"),
+    ],
+)
+def test_a_folder_without_an_index(store, files, match):
+    Path("folder").mkdir()
+    for file in files:
+        save_file({"w": torch.ones(2)}, f"folder/{file}")
+    refused(store, "folder", f"folder has neither .*: {match}")
+
+
+def test_one_of_several_files(store, folder):
+    refused(store, folder / "model-00002-of-00002.safetensors", r"file 2 of 2: give the folder .*folder, or rename")
+    (folder / "model-00002-of-00002.safetensors").rename("part.safetensors")
+    save_file({"w": torch.ones(2)}, "model-00001-of-00001.safetensors")
+    for step, file in enumerate(["part.safetensors", "model-00001-of-00001.safetensors"]):
+        import_safetensors(store, file, step=step)
+
+
+# files of DCP's HuggingFaceStorageWriter
+
+
+def hugging_face(folder):
+    """Files as several ranks write them, one each."""
+    for rank in range(2):
+        offsets = {"w": {"saved_offsets": [2 * rank, 0]}}
+        notes = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+        file = f"shard-0000{rank + 1}-model-00001-of-00001.safetensors"
+        save_file({"w": torch.full((2, 3), float(rank))}, folder / file, metadata=notes)
+
+
+def test_what_ranks_saved_each_its_part(store, tmp_path):
+    (tmp_path / "ranks").mkdir()
+    hugging_face(tmp_path / "ranks")
+    consolidate = "consolidate_safetensors_files_on_every_rank"
+    refused(store, "ranks", f"has neither .*: {consolidate}|ranks has .*{consolidate}")
+    for file in sorted((tmp_path / "ranks").iterdir()):
+        refused(store, file, f"DCP_SHARDING_INFO.*{consolidate}")
+    file.rename("model.safetensors")
+    refused(store, "model.safetensors", consolidate)
+    refused(store, tmp_path, consolidate)
+
+
+def test_what_ranks_saved_comes_together(store, tmp_path):
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "whole").mkdir()
+    hugging_face(tmp_path / "ranks")
+    consolidate_safetensors_files_on_every_rank("ranks", "whole", {"w": 1})
+    (file,) = Path("whole").iterdir()
+    import_safetensors(store, file, step=1)
+    assert store.read(1, "w").equal(torch.tensor([0.0, 0, 1, 1])[:, None].expand(4, 3))
+
+
+def test_what_one_rank_saved_of_all(store):
+    state = {"w": torch.arange(6.0).view(2, 3), "b": torch.ones(2)}
+    dcp_save(state, storage_writer=HuggingFaceStorageWriter("whole"), no_dist=True)
+    import_safetensors(store, "whole", step=1)
+    import_safetensors(store, "whole/model-00001-of-00001.safetensors", step=2)
+    assert_same(store.checkout(1), in_order(state))
+    assert_same(store.checkout(2), in_order(state))
 
 
 # what is no whole file
