@@ -29,6 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import ckptstore
 from ckptstore.integrations.dcp import StoreLoadPlanner, StoreReader, StoreSavePlanner, StoreWriter
 
 warnings.simplefilter("ignore")
@@ -204,6 +205,29 @@ def save_without_collectives(group, place, step):
 def save_with_another_coordinator(group, place, step):
     writer = StoreWriter(place, step=step, process_group=group)
     save_state_dict(as_tree(laid_out(tensors(step), "rows", group), step), writer, group, coordinator_rank=1)
+
+
+def with_own(rank):
+    return {"model": {"w": torch.ones(300)}, "progress": {"seen": rank, "mean": torch.full((40,), float(rank))}}
+
+
+@task
+def commit_with_own(group, place, step):
+    """Ranks have something each for itself, which is no DCP's."""
+    with ckptstore.open(place) as store:
+        store.commit(with_own(dist.get_rank(group)), step=step, process_group=group)
+
+
+@task
+def load_own(group, place, step, asked=None):
+    """What this rank gets; `asked` is a rank whose own it asks for."""
+    progress: Any = {"seen": -1, "mean": torch.zeros(40)}
+    state: dict[str, Any] = {"model": {"w": torch.zeros(300)}}
+    state |= {"progress": progress} if asked is None else {str(asked): {"progress": progress}}
+    reader = StoreReader(place, step=step, process_group=group)
+    dcp_load(state, storage_reader=reader, process_group=group)
+    assert state["model"]["w"].equal(torch.ones(300))
+    return [progress["seen"], progress["mean"].sum().item()]
 
 
 @task

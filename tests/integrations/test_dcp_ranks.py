@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.planner_helpers import _create_read_item_for_byteio
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import ckptstore
@@ -113,6 +116,31 @@ def test_ranks_have_values_of_their_own(crew, store):
     found = crew.do("save_own_values", 4, place=store.url, step=1)
     assert found == [[True, {f"rng {rank}": f"rng {rank}"}] for rank in range(4)]
     assert store.checkout(1)["names"] == {f"rng {rank}": f"rng {rank}" for rank in range(4)}
+
+
+def test_what_ranks_committed_each_for_itself_is_loaded(crew, store):
+    crew.do("commit_with_own", 2, place=store.url, step=1)
+    assert crew.do("load_own", 2, place=store.url, step=1) == [[0, 0.0], [1, 40.0]]
+    assert crew.do("load_own", 2, place=store.url, step=1, asked=1) == [[1, 40.0]] * 2
+    assert crew.do("load_own", 1, place=store.url, step=1) == [[0, 0.0]]
+    assert crew.do("load_own", 4, place=store.url, step=1, asked=1) == [[1, 40.0]] * 4
+    told = [answer["told"] for answer in crew.tell("load_own", 3, place=store.url, step=1)]
+    assert all("Missing key in checkpoint state_dict: progress." in each for each in told)
+
+
+def test_whose_own_is_loaded_must_be_told(crew, store):
+    crew.do("commit_with_own", 2, place=store.url, step=1)
+    reader = StoreReader(store, step=1)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, is_coordinator=False, rank=1)
+    names = ("progress.seen", "1.progress.seen", "model.w")
+    own, by_number, common = (
+        LoadPlan([_create_read_item_for_byteio(MetadataIndex(name), 0, MetadataIndex(name), 0, 0)]) for name in names
+    )
+    with pytest.raises(ckptstore.InvalidArgument, match=r"process_group=.*0\.progress\.seen"):
+        reader.prepare_local_plan(own)
+    for plan in (by_number, common):
+        reader.prepare_local_plan(plan)
 
 
 def test_ranks_save_to_servers(crew, s3, postgres):

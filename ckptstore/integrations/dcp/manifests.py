@@ -44,12 +44,14 @@ def manifest_of(metadata: Metadata, written: Report, division: Division) -> Mani
     return Manifest(entries, containers_of(keys.values()))
 
 
-def metadata_of(manifest: Manifest) -> tuple[Metadata, dict[str, str]]:
+def metadata_of(
+    manifest: Manifest, own: Mapping[str, tuple[str, Keys]] | None = None
+) -> tuple[Metadata, dict[str, str]]:
     """DCP's metadata of a commit, and its names' logical paths. Every tensor is one piece, whoever saved it.
 
-    Raises StateError when two leaves have one name in DCP.
+    `own` are more names, see `own_names`. Raises StateError when two leaves have one name in DCP.
     """
-    names = flat_names(manifest)
+    names = flat_names(manifest) | dict(own or {})
     found = {name: _storage_metadata(path, manifest.entries[path]) for name, (path, _) in names.items()}
     metadata = Metadata(found, planner_data={name: keys for name, (_, keys) in names.items()})
     return metadata, {name: path for name, (path, _) in names.items()}

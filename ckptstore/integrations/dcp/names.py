@@ -11,6 +11,8 @@ from typing import Any
 
 from ckptstore.errors import StateError
 from ckptstore.format.manifest import Container, Manifest
+from ckptstore.operations.ranks.rank_view import seen_from
+from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.state.paths import join, parse, segment, split
 from ckptstore.state.values import decode
 
@@ -52,6 +54,19 @@ def flat_names(manifest: Manifest) -> dict[str, tuple[str, Keys]]:
             raise StateError(f"{told}: read this commit with checkout or read")
         names[name] = path, keys
     return names
+
+
+def own_names(manifest: Manifest, seat: Seat) -> dict[str, tuple[str, Keys]]:
+    """Likewise, of what this rank had for itself, without its number; what other ranks had is known by theirs alone.
+
+    Raises StateError as above.
+    """
+    seen = seen_from(manifest, seat, (), None, strict=False)
+    if seen is manifest:
+        return {}
+    known = flat_names(manifest)
+    found = flat_names(seen).items()
+    return {name: (join(str(seat.rank), path), keys) for name, (path, keys) in found if name not in known}
 
 
 def merged_keys(known: Sequence[Any]) -> dict[str, Keys]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
@@ -17,10 +18,12 @@ from ckptstore.catalog.records import LATEST
 from ckptstore.errors import InvalidArgument, StateError
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.integrations.dcp.manifests import metadata_of
+from ckptstore.integrations.dcp.names import Keys, own_names
 from ckptstore.integrations.dcp.place import Place
 from ckptstore.integrations.dcp.values import given_back
 from ckptstore.operations.address import Ref, check_name, resolve
 from ckptstore.operations.boxes import Box, fill_boxes
+from ckptstore.operations.ranks.ranks import seat
 from ckptstore.operations.read import read
 from ckptstore.operations.view import ManifestView, view_of
 from ckptstore.store import Store
@@ -40,10 +43,12 @@ class StoreReader(StorageReader):
         allow_pickle: load values that were stored as pickles. A pickle can run any code.
         allow_cast: load tensors into those of other dtypes, as `Tensor.copy_` does.
         memory_budget_bytes: what reading may hold beside the state; by default 128 MiB, or what one chunk needs.
+        process_group: the group given to `dcp.load`, if it is not the default one: whose own a rank gets.
         options: for a URL, what `ckptstore.open` takes, such as `catalog`.
 
     A load raises, wrapped in DCP's CheckpointException:
-        InvalidArgument: ranks found different commits, since one was made meanwhile.
+        InvalidArgument: ranks found different commits, since one was made meanwhile; or a rank may get another's own,
+            for want of `process_group`.
         StateError: a tensor of another dtype, or one that can not be filled in place; nothing was written to any.
         PickleRefused: a value that is a pickle.
         CorruptData: stored bytes are damaged.
@@ -58,15 +63,18 @@ class StoreReader(StorageReader):
         allow_pickle: bool = False,
         allow_cast: bool = False,
         memory_budget_bytes: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         existing = {} if isinstance(store, Store) else {"create": False}
         self._place = Place(store, None if run is None else check_name("run", run), existing | options)
         self._step, self._allow_pickle, self._allow_cast = step, allow_pickle, allow_cast
-        self._budget = memory_budget_bytes
+        self._budget, self._group = memory_budget_bytes, process_group
         self._view: ManifestView | None = None
         self._paths: dict[str, str] = {}
+        self._own: dict[str, tuple[str, Keys]] = {}
+        self._seat = self._rank = 0
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -85,7 +93,9 @@ class StoreReader(StorageReader):
         """See `StorageReader`. Raises StepNotFound, RunNotFound, TagNotFound."""
         chunks = self._place.parts()
         self._view = view_of(chunks, resolve(chunks.catalog, self._place.run, self._step))
-        metadata, self._paths = metadata_of(self._view.manifest)
+        own_seat = seat(self._group)
+        self._own, self._seat = own_names(self._view.manifest, own_seat), own_seat.rank
+        metadata, self._paths = metadata_of(self._view.manifest, self._own)
         metadata.storage_meta = StorageMeta(checkpoint_id=self._view.name, save_id=self._view.commit.id)
         return metadata
 
@@ -97,9 +107,15 @@ class StoreReader(StorageReader):
         **kwargs: Any,
     ) -> None:
         """See `StorageReader`."""
+        self._rank = kwargs.get("rank", self._seat)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """See `StorageReader`."""
+        """See `StorageReader`. Raises InvalidArgument when a rank would get what another one had for itself."""
+        wanted = [item.storage_index.fqn for item in plan.items if item.storage_index.fqn in self._own]
+        if wanted and self._rank != self._seat:
+            told = f"rank {self._rank} of this load is rank {self._seat} of StoreReader's process group"
+            own = f"{self._seat}.{wanted[0]}"
+            raise InvalidArgument(f"{told}: give process_group= to it too, or ask for {own!r} if you want that")
         return replace(plan, storage_data=self._known.commit.id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
