@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, timezone
 from functools import cache
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from threading import RLock
 from typing import IO, Any
 
 from ckptstore.errors import FormatError
 
 _REFUSED_TYPE = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")
+_ALLOWING = RLock()
+"""What torch allows, it allows to all threads: the first to leave would take it from the others."""
 
 
 def load_saved(opened: IO[bytes], told: str, *, device: str = "cpu", allow_pickle: bool = False) -> Any:
@@ -24,16 +29,33 @@ def load_saved(opened: IO[bytes], told: str, *, device: str = "cpu", allow_pickl
     import torch
 
     try:
-        with torch.serialization.safe_globals(_plain_classes()):
+        with plain_values_allowed():
             return torch.load(opened, map_location=device, weights_only=not allow_pickle)
     except Exception as error:  # whatever the bytes of a foreign file make its reader raise
-        refused = _REFUSED_TYPE.search(str(error))
+        refused = refused_type(error)
         if refused:
             advice = "allow pickles if you trust it (--allow-pickle)"
-            why = f"holds a {refused[1]}, whose unpickling can run any code: {advice}"
+            why = f"holds a {refused}, whose unpickling can run any code: {advice}"
         else:
             why = f"is no whole file of torch.save ({type(error).__name__})"
         raise FormatError(f"{told} {why}") from error
+
+
+def refused_type(error: Exception) -> str | None:
+    """What the loading of a pickle ended at, as it may run any code, if that is the error."""
+    found = _REFUSED_TYPE.search(str(error))
+    return found[1] if found else None
+
+
+@contextmanager
+def plain_values_allowed() -> Iterator[None]:
+    """Let `torch.load(…, weights_only=True)` load them. What the process has allowed itself stays so."""
+    import torch
+
+    with _ALLOWING:
+        known = set(torch.serialization.get_safe_globals())
+        with torch.serialization.safe_globals([each for each in _plain_classes() if each not in known]):
+            yield
 
 
 @cache

@@ -331,6 +331,12 @@ def test_metadata_runs_no_code(store, sharded):
     assert not Path("made").exists()
 
 
+def test_what_the_process_allowed_stays_allowed(store, sharded):
+    with torch.serialization.safe_globals([date]):
+        import_dcp(store, sharded, step=1)
+        assert date in torch.serialization.get_safe_globals()
+
+
 def test_metadata_changes_no_class(store, sharded):
     """A pickle may set attributes of what it names."""
     (sharded / ".metadata").write_bytes(
