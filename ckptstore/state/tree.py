@@ -90,8 +90,14 @@ def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False, repl
     """
     walk = _Walk(allow_pickle)
     walk.enter(_checked(app_state), "")
-    same = frozenset(filter(selector(replicated), walk.leaves))
-    return Flat(walk.leaves, walk.containers, walk.aliases(), walk.stateful, walk.owners, walk.sharded, same)
+    return walk.flat(frozenset(filter(selector(replicated), walk.leaves)))
+
+
+def flatten_at(path: str, value: object, *, allow_pickle: bool = False) -> Flat:
+    """Every leaf of what stands at a path of a state, likewise."""
+    walk = _Walk(allow_pickle)
+    walk.visit(value, path)
+    return walk.flat(frozenset())
 
 
 def unflatten(
@@ -181,6 +187,9 @@ class _Walk:
             self._children(opened, path)
         else:
             self._unknown(value, path)
+
+    def flat(self, replicated: frozenset[str]) -> Flat:
+        return Flat(self.leaves, self.containers, self.aliases(), self.stateful, self.owners, self.sharded, replicated)
 
     def aliases(self) -> tuple[tuple[str, ...], ...]:
         count = Counter(self._pointers.values())

@@ -188,11 +188,28 @@ class Caching(StoreSavePlanner):
 def save_own_values(group, place, step):
     """Each rank has a key of its own, and loads it."""
     own = f"rng {dist.get_rank(group)}"
-    state: dict[str, Any] = {own: torch.full((600,), dist.get_rank(group)), "names": {own: own}}
-    dcp_save(state, storage_writer=StoreWriter(place, step=step, process_group=group), process_group=group)
+    tensor = torch.full((600,), dist.get_rank(group))
+    state: dict[str, Any] = {
+        own: tensor,
+        "names": {own: own},
+        "same": (torch.ones(600), 1),
+        f"pair of {own}": (tensor, own),
+    }
+    writer = StoreWriter(place, step=step, process_group=group)
+    dcp_save(state, storage_writer=writer, process_group=group, planner=StoreSavePlanner())
     found: dict[str, Any] = {own: torch.zeros(600, dtype=torch.int64), "names": {own: ""}}
+    found |= {"same": None, f"pair of {own}": None}
     dcp_load(found, storage_reader=StoreReader(place, step=step), process_group=group)
-    return [found[own].equal(state[own]), found["names"]]
+    assert found["same"][0].equal(torch.ones(600))
+    pair = found[f"pair of {own}"]
+    return [found[own].equal(tensor) and pair[0].equal(tensor) and pair[1] == own, found["names"]]
+
+
+@task
+def save_a_part_in_a_tuple(group, place, step):
+    state = {"pair": (laid_out({"w": torch.ones(8)}, "rows", group)["w"], 1)}
+    writer = StoreWriter(place, step=step, process_group=group)
+    dcp_save(state, storage_writer=writer, process_group=group, planner=StoreSavePlanner())
 
 
 @task

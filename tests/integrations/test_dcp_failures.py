@@ -73,6 +73,14 @@ def test_every_rank_for_itself_is_refused(crew, place):
     assert {answer["error"] for answer in answers} == {"InvalidArgument"}
 
 
+def test_a_part_of_a_tensor_within_one_value(crew, place):
+    crew.do("save", 2, place=place, step=1, seed=1)
+    (told, _) = failures(crew.tell("save_a_part_in_a_tuple", 2, place=place, step=2))
+    assert "UnsupportedLeaf" in told["0"]
+    assert "DTensor" in told["0"] and "'pair/0'" in told["0"] and "dict or list" in told["0"]
+    assert_only(place, 1)
+
+
 def test_another_coordinator_is_refused_before_anything_is_written(crew, place):
     crew.do("save", 2, place=place, step=1, seed=1)
     for told in failures(crew.tell("save_with_another_coordinator", 2, place=place, step=2)):

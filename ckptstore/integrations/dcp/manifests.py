@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -17,14 +17,20 @@ from torch.distributed.checkpoint.metadata import (
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Division, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
+from ckptstore.integrations.dcp.branches import Branch
 from ckptstore.integrations.dcp.names import Keys, containers_of, flat_names, logical_path
 from ckptstore.operations.ranks.reports import Report
 from ckptstore.operations.ranks.written import tensor_entry, value_entry
 from ckptstore.state.dtypes import dtype_name, torch_dtype
 
+if TYPE_CHECKING:
+    from _collections_abc import dict_keys
 
-def manifest_of(metadata: Metadata, written: Report, division: Division) -> Manifest:
-    """The manifest of what ranks wrote, by DCP's metadata of what they had planned.
+_Stored = TensorStorageMetadata | BytesStorageMetadata
+
+
+def manifest_of(metadata: Metadata, branches: Mapping[str, Branch], written: Report, division: Division) -> Manifest:
+    """The manifest of what ranks wrote, by DCP's metadata of what they had planned, and what some values are made of.
 
     Raises:
         StateError: a leaf or a part of one that nobody wrote; keys that do not make a tree.
@@ -39,9 +45,15 @@ def manifest_of(metadata: Metadata, written: Report, division: Division) -> Mani
         form = planned[name]
         if isinstance(form, TensorStorageMetadata):
             entries[path] = tensor_entry(name, _form(form, division), written)
+        elif name in branches:
+            entries |= branches[name].entries(name, written, division)
         else:
             entries[path] = value_entry(name, written, division.most)
-    return Manifest(entries, containers_of(keys.values()))
+    containers = containers_of(keys.values())
+    found = [branches[name] for name in keys if name in branches]
+    for branch in found:
+        containers |= branch.containers
+    return Manifest(entries, containers, tuple(group for branch in found for group in branch.aliases))
 
 
 def metadata_of(
@@ -52,9 +64,23 @@ def metadata_of(
     `own` are more names, see `own_names`. Raises StateError when two leaves have one name in DCP.
     """
     names = flat_names(manifest) | dict(own or {})
-    found = {name: _storage_metadata(path, manifest.entries[path]) for name, (path, _) in names.items()}
-    metadata = Metadata(found, planner_data={name: keys for name, (_, keys) in names.items()})
+    found = {name: _storage_metadata(path, manifest.entries.get(path)) for name, (path, _) in names.items()}
+    leaves = {name: found[name] for name, (path, _) in names.items() if path in manifest.entries}
+    metadata = Metadata(_Found(found, leaves), planner_data={name: keys for name, (_, keys) in names.items()})
     return metadata, {name: path for name, (path, _) in names.items()}
+
+
+class _Found(dict[str, _Stored]):
+    """DCP's planner, where names are missing in a target, looks at them for those of torch 2.3: what is within a tuple
+    has two, of which a target has one.
+    """
+
+    def __init__(self, found: Mapping[str, _Stored], leaves: dict[str, _Stored]) -> None:
+        super().__init__(found)
+        self._leaves = leaves
+
+    def keys(self) -> dict_keys[str, _Stored]:
+        return self._leaves.keys()
 
 
 def _all_keys(metadata: Metadata) -> dict[str, Keys]:
@@ -77,7 +103,7 @@ def _form(form: TensorStorageMetadata, division: Division) -> TensorEntry:
     )
 
 
-def _storage_metadata(path: str, entry: Entry) -> TensorStorageMetadata | BytesStorageMetadata:
+def _storage_metadata(path: str, entry: Entry | None) -> _Stored:
     if not isinstance(entry, TensorEntry) or entry.library != "torch":
         return BytesStorageMetadata()
     size = torch.Size(entry.shape)

@@ -6,18 +6,21 @@ these keys, str in mappings and int in lists, makes the logical path: `model/lay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptstore.errors import StateError
-from ckptstore.format.manifest import Container, Manifest
+from ckptstore.format.manifest import Container, Manifest, TensorEntry
 from ckptstore.operations.ranks.rank_view import seen_from
 from ckptstore.operations.ranks.ranks import Seat
+from ckptstore.state.composites import KINDS as COMPOSITES
 from ckptstore.state.paths import join, parse, segment, split
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.values import decode
 
 Keys = tuple[str | int, ...]
 
+_MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
 _SEQUENCES = frozenset({"list", "tuple", "deque"})
 
 
@@ -43,10 +46,25 @@ def containers_of(leaves: Iterable[Keys]) -> dict[str, Container]:
     return {logical_path(keys): _container(keys, tuple(held)) for keys, held in children.items()}
 
 
+def is_taken_apart(path: str, containers: Mapping[str, Container], leaves: Mapping[str, object]) -> bool:
+    """Whether DCP sees leaves of what is at a path: of mappings, and of lists with a tensor or another such container.
+
+    `leaves` are a state's or a manifest's.
+    """
+    container = containers.get(path)
+    if container is None or container.kind != "list":
+        return container is not None and container.kind in _MAPPINGS
+    children = _children(path, container)
+    return any(_is_tensor(child, containers, leaves) or is_taken_apart(child, containers, leaves) for child in children)
+
+
 def flat_names(manifest: Manifest) -> dict[str, tuple[str, Keys]]:
-    """DCP's name of every leaf: its logical path, and its keys. Raises StateError when two have one name."""
+    """DCP's name of every leaf, and of what is one for DCP: its logical path, and its keys.
+
+    A leaf within a tuple has a name too, before that of the tuple. Raises StateError when two have one name.
+    """
     names: dict[str, tuple[str, Keys]] = {}
-    for path in manifest.entries:
+    for path in (*manifest.entries, *_whole(manifest)):
         keys = _keys(path, manifest.containers)
         name = ".".join(map(str, keys))
         if name in names:
@@ -81,6 +99,28 @@ def merged_keys(known: Sequence[Any]) -> dict[str, Keys]:
                 told = f"{merged[name]} on one rank and {keys} on another are one name once flattened"
                 raise StateError(f"{name!r}: {told}: rename one")
     return merged
+
+
+def _whole(manifest: Manifest) -> Iterator[str]:
+    """The outermost containers that are one value for DCP."""
+    ways = [""]
+    while ways:
+        path = ways.pop()
+        if is_taken_apart(path, manifest.containers, manifest.entries):
+            ways += _children(path, manifest.containers[path])
+        elif path in manifest.containers:
+            yield path
+
+
+def _is_tensor(path: str, containers: Mapping[str, Container], leaves: Mapping[str, object]) -> bool:
+    leaf = leaves.get(path)
+    if isinstance(leaf, TensorLeaf | TensorEntry):
+        return leaf.library == "torch"
+    return path in containers and containers[path].kind in COMPOSITES
+
+
+def _children(path: str, container: Container) -> list[str]:
+    return [join(path, segment(key)) for key in container.keys]
 
 
 def _container(keys: Keys, held: Keys) -> Container:

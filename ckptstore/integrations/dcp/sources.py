@@ -74,7 +74,8 @@ def _resolved(item: WriteItem, planner: SavePlanner) -> Tensor:
     assert form is not None
     assert isinstance(found, Tensor)
     if not is_dense(found):
-        raise UnsupportedLeaf(path, f"a tensor of layout {found.layout}", "save its dense parts")
+        kind = "a quantized tensor" if found.is_quantized else f"a tensor of layout {found.layout}"
+        raise UnsupportedLeaf(path, kind, "save its dense parts")
     sizes, dtype = list(form.chunk.sizes), form.properties.dtype
     if list(found.shape) != sizes or found.dtype != dtype:
         there = f"{found.dtype} of {list(found.shape)}"

@@ -13,17 +13,16 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckptstore.errors import InvalidArgument
-from ckptstore.format.manifest import Value
+from ckptstore.integrations.dcp.branches import Branch, Values
 from ckptstore.integrations.dcp.manifests import manifest_of
 from ckptstore.integrations.dcp.names import logical_path, merged_keys
 from ckptstore.integrations.dcp.place import Place
 from ckptstore.integrations.dcp.sources import Sources
-from ckptstore.integrations.dcp.values import encoded
 from ckptstore.operations import history
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.ranks.gathering import Gathering
@@ -139,26 +138,24 @@ class StoreWriter(StorageWriter):
         gathering = Gathering(self._place.parts(), self._draft) if ranks.is_coordinator else None
         chunks = self._place.parts if ranks.is_coordinator else self._place.storage
         tensors = [item for item in plan.items if item.tensor_data is not None]
-        held = Held(
-            chunks,
-            self._place.run,
-            self._step_now,
-            Sources(tensors, planner, chunks).parts(),
-            partial(self._values, plan.items, planner),
-            _logical_paths(plan),
-        )
+        paths = _logical_paths(plan)
+        values = Values(plan.items, planner, paths, allow_pickle=self._allow_pickle)
+        parts = [*Sources(tensors, planner, chunks).parts(), *values.parts]
+        named = paths | values.logical_paths
+        held = Held(chunks, self._place.run, self._step_now, parts, values.plain, named)
         with gathering or nullcontext():
             report = write_share(ranks, gathering, held)
         self._save.gathering = gathering
         done: Future[list[WriteResult]] = Future()
-        done.set_result(_results(plan.items, report))
+        done.set_result(_results(plan.items, report, values.branches))
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """See `StorageWriter`."""
         gathering: Gathering = vars(self._save).pop("gathering")
         told = [unpacked(each.storage_data) for of_rank in results for each in of_rank if each.storage_data is not None]
-        record = gathering.publish(told, partial(manifest_of, metadata))
+        branches = {name: branch for _, each in told for name, branch in each.items()}
+        record = gathering.publish([report for report, _ in told], partial(manifest_of, metadata, branches))
         self._place.rest()
         metadata.storage_data = None
         metadata.storage_meta = replace(self.storage_meta(), save_id=record.id)
@@ -177,13 +174,6 @@ class StoreWriter(StorageWriter):
     def _draft(self) -> history.Draft:
         return history.draft(self._place.parts().catalog, self._place.run, self._step_now, None, self._metadata)
 
-    def _values(self, items: Sequence[WriteItem], planner: SavePlanner) -> dict[str, Value]:
-        return {
-            item.index.fqn: encoded(item.index.fqn, planner.resolve_data(item), allow_pickle=self._allow_pickle)
-            for item in items
-            if item.type is WriteItemType.BYTE_IO
-        }
-
 
 def _logical_paths(plan: SavePlan) -> dict[str, str]:
     keys = merged_keys([plan.planner_data])
@@ -191,9 +181,9 @@ def _logical_paths(plan: SavePlan) -> dict[str, str]:
     return {name: logical_path(keys.get(name, (name,))) for name in names}
 
 
-def _results(items: Sequence[WriteItem], report: Report) -> list[WriteResult]:
+def _results(items: Sequence[WriteItem], report: Report, branches: Mapping[str, Branch]) -> list[WriteResult]:
     """One for each item; the first one also says what this rank wrote."""
-    told = [packed(report), *[None] * len(items)]
+    told = [packed((report, branches)), *[None] * len(items)]
     return [WriteResult(item.index, _size(item), data) for item, data in zip(items, told, strict=False)]
 
 
