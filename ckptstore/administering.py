@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptstore.catalog.migrate import upgrade
+from ckptstore.errors import CatalogError
 from ckptstore.format import version
-from ckptstore.opening import catalog_url, check_catalog_present, existing_config, fill
+from ckptstore.opening import CATALOG_FILE, catalog_url, check_catalog_present, existing_config, fill, has_another
 from ckptstore.operations.rebuild import RebuildReport
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage import open_storage
@@ -44,7 +45,8 @@ def rebuild_catalog(
 
     Args:
         url: the store.
-        catalog: URL of an empty database; by default `catalog.sqlite` in the folder, which must have been moved away.
+        catalog: URL of an empty database; by default `catalog.sqlite` in the folder. One that lies there must have been
+            moved away.
         storage_options: what fsspec passes on to the file system of a URL.
         key_file: see `ckptstore.open`.
         progress: called with (stage, bytes done, bytes in all).
@@ -54,7 +56,7 @@ def rebuild_catalog(
 
     Raises:
         NotAStore: there is none.
-        CatalogError: the catalog is one already.
+        CatalogError: the catalog is one already, or another lies in the folder.
         StorageError: something cannot be read now; do it again.
     """
     storage = open_storage(url, storage_options=storage_options)
@@ -62,7 +64,11 @@ def rebuild_catalog(
     version.check_features(config.requires_read, "read", storage.url)
     total = sum(info.size for info in storage.list("manifests/"))
     sealer = unlock(storage, config, key_file)
-    return fill(catalog_url(storage, catalog), storage, config, sealer, meter(progress, "rebuild", total))
+    address = catalog_url(storage, catalog)
+    if has_another(address, storage):  # two catalogs that both write would not know of each other's commits
+        told = f"{storage.url} has a catalog of its own, {CATALOG_FILE}, and would get another, {catalog}"
+        raise CatalogError(f"{told}: move its own away first, or leave out catalog= (--catalog) and use that")
+    return fill(address, storage, config, sealer, meter(progress, "rebuild", total))
 
 
 def change_key(

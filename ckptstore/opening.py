@@ -10,16 +10,24 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, cast, get_args
 
 from ckptstore.catalog.base import Catalog
-from ckptstore.catalog.catalog import check_address, is_missing, open_catalog, sqlite_url
+from ckptstore.catalog.catalog import check_address, is_at, is_missing, open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.sealed_catalog import sealed_catalog
-from ckptstore.errors import CatalogError, CatalogLocation, InvalidArgument, NotAStore, ObjectExists, ObjectNotFound
+from ckptstore.errors import (
+    CatalogError,
+    CatalogLocation,
+    CatalogNotFound,
+    InvalidArgument,
+    NotAStore,
+    ObjectExists,
+    ObjectNotFound,
+)
 from ckptstore.format import version
 from ckptstore.format.codecs import Level
 from ckptstore.format.digests import digest_named
@@ -70,6 +78,7 @@ def open_parts(
     if config is None:  # no folder is made before all that can be wrong was looked at
         if encrypt:
             read_passphrase(key_file, storage.url)
+        _check_free(address, storage)
         storage = open_storage(url, storage_options=storage_options, create=True)
     config = config or _init(storage, digest or _DIGEST, chunk_bytes, encrypt=encrypt, key_file=key_file)
     version.check_features(config.requires_read, "read", storage.url)
@@ -123,8 +132,21 @@ def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, rea
     if owner is None:
         _check_no_commits(storage, catalog.url)
     if owner != config.id:
-        advice = "give each store a catalog of its own"
-        raise CatalogError(f"the catalog {catalog.url} is of another store than {storage.url}: {advice}")
+        raise _of_another(catalog, storage)
+
+
+def _check_free(address: str, storage: Storage) -> None:
+    """Raises CatalogError for the catalog of another store than the one to be made; a faster process may make it."""
+    if is_missing(address):
+        return
+    with suppress(CatalogNotFound), closing(open_catalog(address, create=False)) as catalog:
+        if catalog.owner() is not None and _read_config(storage) is None:
+            raise _of_another(catalog, storage)
+
+
+def _of_another(catalog: Catalog, storage: Storage) -> CatalogError:
+    advice = "give each store a catalog of its own"
+    return CatalogError(f"the catalog {catalog.url} is of another store than {storage.url}: {advice}")
 
 
 def _check_no_commits(storage: Storage, catalog: str) -> None:
@@ -136,8 +158,18 @@ def _check_no_commits(storage: Storage, catalog: str) -> None:
 def check_catalog_present(address: str, storage: Storage) -> None:
     """Raises CatalogError where a new one would stand beside commits that it does not know; none is made."""
     if is_missing(address) and _has_commits(storage):
-        told = f"the catalog {address} is not there, but {storage.url} holds commits"
-        raise CatalogError(f"{told}: {_BRING_BACK}; {_DO_WITHOUT}")
+        told = f"the catalog {address} is not there, but {storage.url} "
+        if has_another(address, storage):
+            raise CatalogError(f"{told}has a catalog of its own, {CATALOG_FILE}: leave out catalog= (--catalog)")
+        raise CatalogError(f"{told}holds commits: {_BRING_BACK}; {_DO_WITHOUT}")
+
+
+def has_another(address: str, storage: Storage) -> bool:
+    """Whether a catalog lies in the store's folder, and is not the one at this address."""
+    if not isinstance(storage, LocalStorage):
+        return False
+    own = storage.root / CATALOG_FILE
+    return own.exists() and not is_at(address, own)
 
 
 def _has_commits(storage: Storage) -> bool:

@@ -251,6 +251,12 @@ def is_missing(url: str) -> bool:
     return parsed.get_backend_name() == "sqlite" and not os.path.exists(parsed.database or "")
 
 
+def is_at(url: str, path: str | os.PathLike[str]) -> bool:
+    """Whether the address is that of this file."""
+    parsed = Database(url).parsed
+    return parsed.get_backend_name() == "sqlite" and os.path.realpath(parsed.database or "") == os.path.realpath(path)
+
+
 def sqlite_url(path: str | os.PathLike[str]) -> str:
     """The URL of a catalog in a file, whatever characters its path has."""
     return URL.create("sqlite", database=os.path.abspath(path)).render_as_string()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptstore.cli import text
+from ckptstore.cli.environment import json_object
 from ckptstore.cli.output import print_json, print_table, progress_bar
-from ckptstore.cli.place import Place, json_object, store_command
+from ckptstore.cli.place import Place, store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def repair(
         progress = stack.enter_context(progress_bar())
         other = None
         if source is not None:
-            good = Place(source, source_catalog, None, place.key_file, source_storage_options, read_only=True)
+            good = place.beside(source, source_catalog, place.key_file, source_storage_options, read_only=True)
+            stack.enter_context(good.blaming())
             other = stack.enter_context(good.open(any_run=True))
         plan = store.plan_repair(other, progress=progress)
         report = plan.execute(progress) if yes else None

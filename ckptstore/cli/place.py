@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ckptstore.cli.environment import CATALOG, STORAGE_OPTIONS, catalog_for, is_folder, json_object, storage_options_for
+from ckptstore.errors import CatalogError
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -23,7 +25,7 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a store is, and the run that was asked for, if one was."""
+    """Where a store is, and the run that was asked for, if one was; `catalog_told` if the environment named it."""
 
     url: str
     catalog: str | None
@@ -31,6 +33,40 @@ class Place:
     key_file: str | None
     storage_options: Mapping[str, Any] | None = field(repr=False)
     read_only: bool = False
+    catalog_told: bool = False
+
+    def completed(self) -> Place:
+        """With what the environment tells and no option did."""
+        catalog = catalog_for(self.url) if self.catalog is None else self.catalog
+        options = storage_options_for(self.url) if self.storage_options is None else self.storage_options
+        told = catalog is not None and self.catalog is None
+        return replace(self, catalog=catalog, storage_options=options, catalog_told=told)
+
+    def beside(
+        self,
+        url: str,
+        catalog: str | None,
+        key_file: str | None,
+        storage_options: Mapping[str, Any] | None,
+        *,
+        read_only: bool = False,
+    ) -> Place:
+        """Another store of the same command; the environment is about it when this one is a folder, and it is none."""
+        other = Place(url, catalog, None, key_file, storage_options, read_only=read_only)
+        if is_folder(url) or not is_folder(self.url):
+            return other
+        known = other.completed()
+        return replace(known, catalog=catalog, catalog_told=False) if self.catalog_told else known
+
+    @contextmanager
+    def blaming(self) -> Iterator[None]:
+        """Errors of a catalog that the environment named say so."""
+        try:
+            yield
+        except CatalogError as error:
+            if self.catalog_told:
+                raise type(error)(f"{error} ({CATALOG} names that catalog)") from error
+            raise
 
     def open(self, *steps: str, any_run: bool = False) -> Store:
         """The store, which must be there already, on the run that was asked for, the default, or else the only one.
@@ -74,7 +110,9 @@ def store_command(command: Command) -> Command:
     @wraps(command)
     def placed(**given: Any) -> None:
         place = Place(**{one.name: given.pop(one.name) for one in fields(Place) if one.name in given})
-        command(place, **given)
+        known = place.completed()
+        with known.blaming():
+            command(known, **given)
 
     for option in (_AS_JSON, _STORAGE_OPTIONS, _KEY_FILE, _CATALOG, _RUN, _URL):
         placed = option(placed)
@@ -91,18 +129,6 @@ def json_option(command: Command) -> Command:
     return _AS_JSON(command)
 
 
-def json_object(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
-    """An option's text as what it is in JSON. The text is never told: there may be secrets in it."""
-    if text is None:
-        return None
-    with suppress(ValueError, RecursionError):
-        found = json.loads(text)
-        if isinstance(found, dict):
-            return found
-    raise click.BadParameter(f"give a JSON object, such as '{_EXAMPLE}'", context, parameter)
-
-
-_EXAMPLE = '{"client_kwargs": {"endpoint_url": "http://localhost:9000"}}'
 _URL = click.argument("url", type=click.Path(file_okay=False))
 _RUN = click.option(
     "--run", metavar="NAME", help=f"The run that steps belong to.  [default: {DEFAULT_RUN}, or the only one]"
@@ -110,16 +136,14 @@ _RUN = click.option(
 _CATALOG = click.option(
     "--catalog",
     metavar="URL",
-    envvar="CKPTSTORE_CATALOG",
-    help="Database URL, when the catalog is not in the store's folder; by default CKPTSTORE_CATALOG.",
+    help=f"Database URL, when the catalog is not in the store's folder; by default {CATALOG}.",
 )
 _KEY_FILE = click.option("--key-file", metavar="FILE", help="The passphrase of an encrypted store.")
 _STORAGE_OPTIONS = click.option(
     "--storage-options",
     metavar="JSON",
-    envvar="CKPTSTORE_STORAGE_OPTIONS",
     callback=json_object,
-    help="What fsspec needs to reach the URL, such as an endpoint; by default CKPTSTORE_STORAGE_OPTIONS.",
+    help=f"What fsspec needs to reach the URL, such as an endpoint; by default {STORAGE_OPTIONS}.",
 )
 _READ_ONLY = click.option("--read-only", is_flag=True, help="Read a folder that lacks its catalog without one.")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptstore.cli import text
+from ckptstore.cli.environment import json_object
 from ckptstore.cli.output import print_json, progress_bar
-from ckptstore.cli.place import STEP, Place, json_object, reading_command
+from ckptstore.cli.place import STEP, Place, reading_command
 
 if TYPE_CHECKING:
     from ckptstore.catalog.records import CommitRecord
@@ -43,9 +44,10 @@ def push(
     """
     from ckptstore.cli.records import commit_json
 
-    other = Place(target, target_catalog, None, target_key_file, target_storage_options)
+    other = place.beside(target, target_catalog, target_key_file, target_storage_options)
     with ExitStack() as stack:
         store = stack.enter_context(place.open(*step))
+        stack.enter_context(other.blaming())
         there = stack.enter_context(other.open(any_run=True))
         progress = stack.enter_context(progress_bar())
         pushed = store.push(there, *step, run=target_run, progress=progress)

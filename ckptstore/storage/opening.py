@@ -37,15 +37,22 @@ def open_storage(
     """
     if not isinstance(url, str | os.PathLike):
         raise InvalidArgument(f"the place of a store is {url!r}: give a path or a URL")
-    text = os.fspath(url)
-    if isinstance(url, str) and _URL.match(url) and not url.startswith(_FILE):
+    folder = folder_of(url)
+    if folder is None:
         from ckptstore.storage.remote import FsspecStorage
 
-        reached = FsspecStorage(url, storage_options)
+        reached = FsspecStorage(os.fspath(url), storage_options)
         return ReadOnly(Retrying(reached), reached.refusal) if reached.refusal else Retrying(reached)
     if storage_options:
-        raise InvalidArgument(f"storage_options are for URLs such as s3://bucket, and {text!r} is a folder")
-    return LocalStorage(_folder(text), create=create)
+        raise InvalidArgument(f"storage_options are for URLs such as s3://bucket, and {os.fspath(url)!r} is a folder")
+    return LocalStorage(folder, create=create)
+
+
+def folder_of(url: str | os.PathLike[str]) -> Path | None:
+    """The folder that a place is; None for a URL of anything else. Raises InvalidArgument for what can be neither."""
+    if isinstance(url, str) and _URL.match(url) and not url.startswith(_FILE):
+        return None
+    return _folder(os.fspath(url))
 
 
 def _folder(text: str) -> Path:

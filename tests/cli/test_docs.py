@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import safetensors.torch
@@ -10,7 +11,7 @@ import torch
 from ckptstore.cli import cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-EXAMPLES = [shlex.split(line) for line in re.findall(r"^\$ ckptstore (.*)$", PAGE, re.MULTILINE)]
+EXAMPLES = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE)]
 
 
 def test_every_command_has_a_section_with_an_example():
@@ -32,5 +33,9 @@ def test_the_examples_run(tmp_path, monkeypatch, run):
     torch.save({name: value + 1 for name, value in model.state_dict().items()}, "tuned.pt")
     for name in ("passphrase", "new-passphrase"):
         (tmp_path / name).write_text(name)
-    for example in EXAMPLES:
-        run(*example)
+    for program, *arguments in EXAMPLES:
+        if program == "mv":
+            source, target = arguments
+            shutil.move(source, target)
+        else:
+            run(*arguments)

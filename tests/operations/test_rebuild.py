@@ -110,6 +110,9 @@ def test_a_catalog_that_is_one_is_left_alone(place):
 
 def test_another_database(place, tmp_path, postgres):
     before = told(place)
+    with pytest.raises(CatalogError, match="has a catalog of its own"):
+        ckptstore.rebuild_catalog(place, catalog=postgres)
+    lose(place)
     ckptstore.rebuild_catalog(place, catalog=postgres)
     assert told(place, catalog=postgres) == before
 
@@ -470,7 +473,9 @@ def test_a_folder_is_read_without_its_catalog(place, monkeypatch, kind):
 
 
 def test_a_folders_catalog_is_used_where_there_is_one(place, postgres, monkeypatch):
+    (place / "catalog.sqlite").rename(place / "moved")
     ckptstore.rebuild_catalog(place, catalog=postgres)
+    (place / "moved").rename(place / "catalog.sqlite")
     for catalog, tag in ((None, "here"), (postgres, "there")):
         with ckptstore.open(place, catalog=catalog) as store:
             store.tag(tag, 4)
