@@ -34,6 +34,12 @@ _PLAN = (Column("STEP", right=True), Column("PLAN"), Column("WHY", fold=True), C
 )
 @click.option("--grace", type=float, metavar="SECONDS", help="How long a deleted step can be restored.  [default: 900]")
 @click.option("--sweep", is_flag=True, help="Also remove from storage what the catalog does not know, after a day.")
+@click.option(
+    "--most",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="The largest share of the run's commits that --yes deletes.  [default: 0.9]",
+)
 @click.option("--yes", is_flag=True, help="Do it. Without this only the plan is shown.")
 def gc(
     place: Place,
@@ -43,6 +49,7 @@ def gc(
     keep_best: tuple[str, ...],
     grace: float | None,
     sweep: bool,
+    most: float | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -52,7 +59,7 @@ def gc(
     deleted. Then frees what no commit of any run needs: what is deleted now, by a gc after the grace is over. Packs of
     which commits need less than half are rewritten.
     """
-    from ckptstore.operations.gc import DEFAULT_GRACE
+    from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST, check_share
 
     policy = _policy(keep_last, keep_every, keep_best)
     with place.open(any_run=policy is None) as store, progress_bar() as progress:
@@ -60,6 +67,8 @@ def gc(
         _check_metrics(keep_best, commits)
         seconds = DEFAULT_GRACE if grace is None else grace
         plan = store.plan_gc(policy, grace=seconds, sweep=sweep, progress=progress)
+        if yes:
+            check_share(plan, DEFAULT_MOST if most is None else most)
         report = plan.execute(progress) if yes else None
     if as_json:
         print_json(_plan_json(plan, commits) | {"report": None if report is None else _report_json(report)})

@@ -228,7 +228,7 @@ def check_share(plan: GcPlan, most: float) -> None:
     if plan.keep and gone > most * count:
         raise GcRefused(
             f"it would delete {gone} of {count} commits of run {plan.run!r}, more than the share of {most}: "
-            "look at plan_gc and execute the plan, or raise most"
+            "look at the plan first, then execute it or raise most= (--most)"
         )
 
 

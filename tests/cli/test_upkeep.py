@@ -123,10 +123,26 @@ def test_gc_refuses_a_misspelt_metric(url, run):
     assert ckptstore.open(url).steps() == [0, 100, 200]
 
 
-def test_the_default_grace_that_help_tells(run):
-    from ckptstore.operations.gc import DEFAULT_GRACE
+def test_gc_refuses_to_delete_nearly_all_unseen(tmp_path, run, asked):
+    with ckptstore.open(tmp_path / "store") as store:
+        for step in range(20):
+            store.commit({"step": step}, step=step)
+    gc = ("gc", tmp_path / "store", "--keep-last", 1)
+    assert len(asked(*gc)["delete"]) == 19
+    told = run(*gc, "--yes", code=1)
+    assert "19 of 20 commits of run 'main'" in told.stderr and "raise most= (--most)" in told.stderr
+    assert told.stdout == "" and len(asked("steps", tmp_path / "store")) == 20
+    assert "most=nan" in run(*gc, "--yes", "--most", "nan", code=1).stderr
+    for most in (-0.1, 1.1, "all"):
+        assert "--most" in run(*gc, "--most", most, code=2).stderr
+    assert len(asked(*gc, "--yes", "--most", 0.95)["report"]["deleted"]) == 19
 
-    assert f"[default: {DEFAULT_GRACE:.0f}]" in " ".join(run("gc", "--help").stdout.split())
+
+def test_the_defaults_that_help_tells(run):
+    from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST
+
+    told = " ".join(run("gc", "--help").stdout.split())
+    assert f"[default: {DEFAULT_GRACE:.0f}]" in told and f"[default: {DEFAULT_MOST}]" in told
 
 
 def test_what_is_about_all_runs_needs_none(tmp_path, told):
