@@ -18,13 +18,18 @@ KEY = "CKPTSTORE_KEY"
 KeyFile = str | os.PathLike[str] | None
 
 
+def is_sealed(config: StoreConfig) -> bool:
+    """Whether these settings are those of an encrypted store."""
+    return ENCRYPTION in config.requires_read
+
+
 def unlock(storage: Storage, config: StoreConfig, key_file: KeyFile, *, encrypt: bool = False) -> Sealer | None:
     """What seals and opens an encrypted store's bytes; None for a store that is not encrypted.
 
     Raises WrongKey when no key was given, or one that does not open the store; InvalidArgument when the store is not
     encrypted, and who opens it believes that it is: what is committed would be stored in clear.
     """
-    if ENCRYPTION not in config.requires_read:
+    if not is_sealed(config):
         if encrypt or key_file is not None:
             advice = "leave out encrypt= and key_file=, or make a store in another place"
             raise InvalidArgument(f"{storage.url} is not encrypted, and stays so: {advice}")
@@ -40,7 +45,7 @@ def create_key(storage: Storage, store: str, key_file: KeyFile) -> str:
 
 def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, new_key_file: KeyFile) -> None:
     """Wrap the data key with another passphrase, and then remove it as it was wrapped before."""
-    if ENCRYPTION not in config.requires_read:
+    if not is_sealed(config):
         raise InvalidArgument(f"{storage.url} is not encrypted, so that it has no key to change")
     old = [info.key for info in storage.list(keys.PREFIX)]
     data_key = _data_key(storage, config, read_passphrase(key_file, storage.url))

@@ -27,7 +27,7 @@ from ckptstore.cli.upkeep import init, migrate, rebuild, rekey, stats, verify
 
 __all__ = ["cli", "main"]
 
-_EPILOG = "Exit codes: 0 done; 1 an error, or verify found damage; 2 wrong usage; 130 interrupted."
+_EPILOG = "Exit codes: 0 done; 1 an error, verify found damage, or repair left some; 2 wrong usage; 130 interrupted."
 
 
 @click.group(cls=GuardedGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

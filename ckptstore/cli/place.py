@@ -86,6 +86,14 @@ class Place:
             return self._opened(known[0])
         raise self._unknown_run(known)
 
+    def is_encrypted(self) -> bool:
+        """Whether the store has a key. Raises NotAStore when there is none."""
+        from ckptstore.opening import existing_config
+        from ckptstore.storage import open_storage
+        from ckptstore.unlocking import is_sealed
+
+        return is_sealed(existing_config(open_storage(self.url, storage_options=self.storage_options)))
+
     @property
     def reached_by(self) -> dict[str, Any]:
         """What `ckptstore.open` and its like take beside the URL."""

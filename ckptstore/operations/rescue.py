@@ -42,7 +42,8 @@ def check_source(chunks: ChunkStore, source: ChunkStore) -> None:
     """Raises InvalidArgument when another store's chunks go by other names."""
     sealed = chunks.sealer is not None or source.sealer is not None
     if sealed and source.config.id != chunks.config.id:
-        raise InvalidArgument(f"{source.storage.url} is no copy of {chunks.storage.url}, and only a copy has its key")
+        told = f"{source.storage.url} is no copy of {chunks.storage.url}, and only a copy has its key"
+        raise InvalidArgument(f"{told}: repair without it, and push the commits back from there")
     if source.config.digest != chunks.config.digest:
         told = f"{source.storage.url} uses {source.config.digest}, and {chunks.storage.url} {chunks.config.digest}"
         raise InvalidArgument(f"{told}: only a store of the same digest can help out")

@@ -188,6 +188,27 @@ def test_repair(url, told, asked, tmp_path):
     assert asked("verify", url)["ok"]
 
 
+@pytest.mark.parametrize("way", ["file", "source", "push", "commit"])
+def test_repair_tells_what_brings_back_what_is_lost(url, told, asked, run, tmp_path, way):
+    backup = shutil.copytree(url, tmp_path / "backup")
+    for path in Path(url).glob("packs/*/*.pack"):
+        path.unlink()
+    for options, code in (((), 0), (("--yes",), 1)):
+        text = told("repair", url, *options, code=code)
+        assert all(word in text for word in ("copy of the store", "--source", "push", "same content", "verify"))
+    assert asked("verify", url, code=1)["problems"] and asked("repair", url, "--yes", code=1)["report"]["lost"]
+    if way == "file":
+        shutil.copytree(backup / "packs", Path(url) / "packs", dirs_exist_ok=True)
+    with ckptstore.open(backup) as there, ckptstore.open(url) as here:
+        for step in there.steps() if way == "commit" else []:
+            here.commit(there.checkout(step), step=step)
+        here.commit({"new": there.read("side@210", "new")}, step=1000)
+    if way == "push":
+        run("push", backup, url)
+    text = told("repair", url, "--yes", *(("--source", backup) if way == "source" else ()))
+    assert "same content" not in text and asked("verify", url)["ok"]
+
+
 def test_repair_from_a_copy_without_its_catalog(url, asked):
     shutil.copytree(url, "backup")
     Path("backup", "catalog.sqlite").unlink()
@@ -213,3 +234,25 @@ def test_an_encrypted_store(tmp_path, run, asked, told, monkeypatch):
     assert "the new passphrase opens" in told("rekey", place, new, "--key-file", old)
     assert asked("stats", place, "--key-file", new)["commits"] == 0
     assert "does not open" in run("stats", place, "--key-file", old, code=1).stderr
+
+
+def test_an_encrypted_store_is_mended_from_backups_with_other_keys(url, run, asked, tmp_path, monkeypatch):
+    for name in ("CKPTSTORE_KEY", "CKPTSTORE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("key", "another"):
+        (tmp_path / name).write_text(name)
+    run("init", "sealed", "--encrypt", "--key-file", "key")
+    run("push", url, "sealed", "--target-key-file", "key")
+    shutil.copytree("sealed", "copy")
+    run("rekey", "copy", "another", "--key-file", "key")
+    for path in Path("sealed").glob("packs/*/*.pack"):
+        path.unlink()
+    repair = ("repair", "sealed", "--key-file", "key")
+    told = run(*repair, "--source", url, code=1).stderr
+    assert "only a copy has its key" in told and "push the commits back from there" in told
+    assert "does not open" in run(*repair, "--source", "copy", code=1).stderr
+    assert asked(*repair, "--source", "copy", "--source-key-file", "another")["lost"] == []
+    assert "not encrypted" in run(*repair, "--source", url, "--source-key-file", "another", code=1).stderr
+    run(*repair, "--yes", code=1)
+    run("push", url, "sealed", "--target-key-file", "key")
+    assert asked("verify", "sealed", "--key-file", "key")["ok"]
