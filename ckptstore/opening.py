@@ -45,6 +45,7 @@ from ckptstore.unlocking import KeyFile, create_key, read_passphrase, unlock
 CATALOG_FILE = "catalog.sqlite"
 _DIGEST = "xxh3_128"
 _BRING_BACK = "bring the catalog back from a copy, or make it anew with ckptstore rebuild"
+_MOST_NEARBY = 3
 _DO_WITHOUT = "to read without it, give read_only=True (--read-only) and no catalog="
 
 
@@ -66,7 +67,7 @@ def open_parts(
     storage = open_storage(url, storage_options=storage_options)
     config = _read_config(storage)
     if config is None and not create:
-        raise _no_store(storage)
+        raise _no_store(storage, "read_only=True" if read_only else "create=False")
     if digest is not None:
         _check_digest(digest, storage, config)
     if catalog is None and config is not None and _must_do_without(storage, read_only=read_only):
@@ -232,8 +233,16 @@ def _remove_folder(folder: str, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _no_store(storage: Storage) -> NotAStore:
-    return NotAStore(f"{storage.url} holds no {version.KEY}: check the place, or make a store with init")
+def _no_store(storage: Storage, told: str = "create=False") -> NotAStore:
+    advice = f"check the place, or make a store with init, in Python by opening it without {told}"
+    return NotAStore(f"{storage.url} holds no {version.KEY}: {_nearby(storage) or advice}")
+
+
+def _nearby(storage: Storage) -> str:
+    """Asks whether a store one folder below is meant."""
+    root = storage.root if isinstance(storage, LocalStorage) else None
+    found = sorted(str(path.parent) for path in root.glob(f"*/{version.KEY}")) if root is not None else []
+    return f"did you mean {' or '.join(found[:_MOST_NEARBY])}?" if found else ""
 
 
 def _check_digest(digest: str, storage: Storage, config: StoreConfig | None) -> None:
@@ -282,7 +291,8 @@ def _init(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, key
         requires_gc=required,
     )
     if other is not None and _read_config(storage) is None:
-        raise NotAStore(f"{storage.url} holds no {version.KEY} but {other}: a store needs a place of its own")
+        advice = _nearby(storage) or "a store needs a place of its own"
+        raise NotAStore(f"{storage.url} holds no {version.KEY} but {other}: {advice}")
     key = create_key(storage, config.id, key_file) if encrypt else None
     try:
         storage.put(version.KEY, [version.encode(config)])

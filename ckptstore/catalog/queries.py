@@ -240,9 +240,12 @@ def step_not_found(db: Connection, run: str, key: int, step: int) -> StepNotFoun
 
 
 def tag_not_found(db: Connection, run: str, key: int, name: str) -> TagNotFound:
-    """The error that names the run's tags nearest to the one asked for."""
+    """The error that names the run's tags nearest to the one asked for, and another run's that is called so."""
     known = db.execute(select(tags.c.name).where(tags.c.run == key)).scalars()
-    return TagNotFound(f"run {run!r} has no tag {name!r}; {nearest(name, known)}")
+    elsewhere = select(runs.c.name).join(tags, tags.c.run == runs.c.key).where(tags.c.name == name)
+    other = db.execute(elsewhere.order_by(runs.c.created.desc()).limit(1)).scalar()
+    also = "" if other is None else f"; {other}@{name} is one"
+    return TagNotFound(f"run {run!r} has no tag {name!r}; {nearest(name, known)}{also}")
 
 
 def _records(db: Connection, *wanted: ColumnElement[bool]) -> list[CommitRecord]:

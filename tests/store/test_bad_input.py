@@ -464,3 +464,30 @@ def test_any_printable_name_is_a_run(tmp_path, run):
         store.commit({"x": 1}, step=0)
         assert store.checkout(0) == {"x": 1}
         assert store.verify().ok
+
+
+def test_a_store_one_folder_below_may_be_meant(tmp_path):
+    for name in ("ckpts", "more"):
+        ckptstore.open(tmp_path / name).close()
+    for options in ({}, {"create": False}, {"read_only": True}):
+        with pytest.raises(NotAStore, match=f"did you mean {tmp_path}/ckpts or {tmp_path}/more?"):
+            ckptstore.open(tmp_path, **options)
+
+
+def test_what_kept_a_store_from_being_made_is_told(tmp_path):
+    for option in ({"create": False}, {"read_only": True}):
+        ((name, value),) = option.items()
+        with pytest.raises(NotAStore, match=f"make a store with init, in Python by opening it without {name}={value}"):
+            ckptstore.open(tmp_path / "nowhere", **option)
+
+
+def test_a_tag_of_another_run_may_be_meant(tmp_path):
+    with ckptstore.open(tmp_path / "store") as store:
+        for run in ("main", "other", "mine"):
+            store.commit({"a": run}, step=1, run=run)
+        ckptstore.open(tmp_path / "store", run="other").tag("best", 1)
+        for act in (store.find, store.untag):
+            with pytest.raises(TagNotFound, match=r"no tag 'best'; there is none yet; other@best is one$"):
+                act("best")
+        with pytest.raises(TagNotFound, match=r"there is none yet$"):
+            store.find("worst")
