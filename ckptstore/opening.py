@@ -10,19 +10,19 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, cast, get_args
 
 from ckptstore.catalog.base import Catalog
-from ckptstore.catalog.catalog import check_address, is_at, is_missing, open_catalog, sqlite_url
+from ckptstore.catalog.catalog import is_at, is_missing, open_catalog, owner_at, sqlite_url
+from ckptstore.catalog.engine import Database
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.sealed_catalog import sealed_catalog
 from ckptstore.errors import (
     CatalogError,
     CatalogLocation,
-    CatalogNotFound,
     InvalidArgument,
     NotAStore,
     ObjectExists,
@@ -73,20 +73,21 @@ def open_parts(
     if catalog is None and config is not None and _must_do_without(storage, read_only=read_only):
         return _open_documents(storage, config, key_file, encrypt=encrypt)
     address = catalog_url(storage, catalog)
-    check_address(address)
+    database = Database(address)
     if config is None and key_file is not None and not encrypt:
         raise InvalidArgument(f"{storage.url} is no store yet: give encrypt=True beside key_file=, or leave both out")
     if config is None:  # no folder is made before all that can be wrong was looked at
         if encrypt:
             read_passphrase(key_file, storage.url)
-        _check_free(address, storage)
+        _check_free(database, storage)
         storage = open_storage(url, storage_options=storage_options, create=True)
     config = config or _init(storage, digest or _DIGEST, chunk_bytes, encrypt=encrypt, key_file=key_file)
     version.check_features(config.requires_read, "read", storage.url)
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
     check_catalog_present(address, storage)
-    found = open_catalog(address, create=create, refusal=refusal, before_making=partial(_check_no_commits, storage))
+    before = partial(_check_no_commits, storage)
+    found = open_catalog(address, create=create, refusal=refusal, before_making=before, database=database)
     with ExitStack() as on_error:
         on_error.callback(found.close)
         _check_owner(storage, found, config, read_only=read_only)
@@ -133,21 +134,19 @@ def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, rea
     if owner is None:
         _check_no_commits(storage, catalog.url)
     if owner != config.id:
-        raise _of_another(catalog, storage)
+        raise _of_another(catalog.url, storage)
 
 
-def _check_free(address: str, storage: Storage) -> None:
+def _check_free(database: Database, storage: Storage) -> None:
     """Raises CatalogError for the catalog of another store than the one to be made; a faster process may make it."""
-    if is_missing(address):
-        return
-    with suppress(CatalogNotFound), closing(open_catalog(address, create=False)) as catalog:
-        if catalog.owner() is not None and _read_config(storage) is None:
-            raise _of_another(catalog, storage)
+    if owner_at(database) is not None and _read_config(storage) is None:
+        database.close()
+        raise _of_another(database.url, storage)
 
 
-def _of_another(catalog: Catalog, storage: Storage) -> CatalogError:
+def _of_another(catalog: str, storage: Storage) -> CatalogError:
     advice = "give each store a catalog of its own"
-    return CatalogError(f"the catalog {catalog.url} is of another store than {storage.url}: {advice}")
+    return CatalogError(f"the catalog {catalog} is of another store than {storage.url}: {advice}")
 
 
 def _check_no_commits(storage: Storage, catalog: str) -> None:

@@ -202,12 +202,18 @@ class SqlCatalog:
 
 
 def open_catalog(
-    url: str, *, create: bool, refusal: str = "", before_making: Callable[[str], None] = lambda url: None
+    url: str,
+    *,
+    create: bool,
+    refusal: str = "",
+    before_making: Callable[[str], None] = lambda url: None,
+    database: Database | None = None,
 ) -> SqlCatalog:
     """The catalog at a SQLAlchemy URL, `sqlite:///path/to/catalog.sqlite` or `postgresql://user@host/database`.
 
     With `create`, an empty place gets the schema, unless `before_making` raises CatalogError when it is told the URL;
     two processes may do so at once. With a `refusal`, every method that writes raises StorageReadOnly telling it.
+    Without one, a `database` of that URL is used that was at hand.
 
     Raises:
         InvalidArgument: not such a URL.
@@ -217,7 +223,8 @@ def open_catalog(
     """
     if not create and is_missing(url):
         raise missing(f"the catalog {url} is not there")
-    database = Database(url, refusal=refusal)
+    if database is None or refusal:
+        database = Database(url, refusal=refusal)
     with ExitStack() as on_error:
         on_error.callback(database.close)
         if create:
@@ -240,14 +247,24 @@ def _make(database: Database, before: Callable[[str], None]) -> str:
     return create_tables(database)
 
 
-def check_address(url: str) -> None:
-    """Raise InvalidArgument unless `url` can be the address of a catalog; nothing is opened."""
-    Database(url)
+def owner_at(database: Database) -> str | None:
+    """The id of the store whose catalog the database is, or None. Raises SchemaTooOld, SchemaTooNew, CatalogError."""
+    if _is_missing(database):
+        return None
+    version = stored_version(database)
+    if version is None:
+        return None
+    check_version(version, database.url)
+    return SqlCatalog(database).owner()
 
 
 def is_missing(url: str) -> bool:
     """Whether the address is that of a file which is not there."""
-    parsed = Database(url).parsed
+    return _is_missing(Database(url))
+
+
+def _is_missing(database: Database) -> bool:
+    parsed = database.parsed
     return parsed.get_backend_name() == "sqlite" and not os.path.exists(parsed.database or "")
 
 
