@@ -13,6 +13,7 @@ from ckptstore.cli.output import print_json, progress_bar
 from ckptstore.cli.place import STEP, Place, reading_command, store_command
 
 _SUFFIXES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
+_LIGHTNING = ".ckpt"
 _INSIDE = {
     ".metadata": "dcp",
     ".snapshot_metadata": "torchsnapshot",
@@ -86,7 +87,7 @@ def export_(
     "--format",
     "kind",
     type=click.Choice(list(_MODULES)),
-    help="By default by suffix, .safetensors, or .pt, .pth and .bin for torch; of a folder by what is in it.",
+    help="By default by suffix, .safetensors, or .pt, .pth, .bin and .ckpt for torch; of a folder by what is in it.",
 )
 @click.option("--allow-pickle", is_flag=True, help="Load objects that are pickles, which can run any code.")
 def import_(
@@ -100,7 +101,7 @@ def import_(
     """
     from ckptstore.cli.records import commit_json
 
-    kind = kind or _kind(file)
+    kind = kind or ("torch" if file.suffix == _LIGHTNING and file.is_file() else _kind(file))
     options = {} if kind == "safetensors" else {"allow_pickle": allow_pickle}
     with place.open(any_run=True) as store, progress_bar() as progress:
         commit = _function("import", kind)(store, file, step=step, name=name, progress=progress, **options)

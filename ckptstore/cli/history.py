@@ -164,13 +164,19 @@ def rm(place: Place, *, step: tuple[str, ...], as_json: bool) -> None:
 
 @click.command()
 @store_command
-@click.argument("step", type=int)
-def restore(place: Place, *, step: int, as_json: bool) -> None:
-    """Take back the deletion of a commit. STEP is a number here."""
+@click.argument("step")
+def restore(place: Place, *, step: str, as_json: bool) -> None:
+    """Take back the deletion of a commit.
+
+    STEP is a number here; run@STEP is one of another run.
+    """
     from ckptstore.cli.records import commit_json
 
-    with place.open() as store:
-        commit = store.restore(step)
+    run, at, digits = step.rpartition("@")
+    if bool(at) != bool(run) or not digits.isdecimal() or len(digits) > text.MOST_DIGITS:
+        raise click.BadParameter("give the step's number, or run@ and that", param_hint="STEP")
+    with replace(place, run=run or place.run).open() as store:
+        commit = store.restore(int(digits))
         if as_json:
             print_json(commit_json(commit))
         else:

@@ -27,13 +27,20 @@ _PROBLEMS = (Column("OBJECT", fold=True), Column("PROBLEM", fold=True), Column("
 _LEFT_OUT = (Column("LEFT OUT", fold=True), Column("WHY", fold=True))
 _MOST_AFFECTED = 3
 
+DIGESTS = ("xxh3_128", "sha256", "blake3")
+CHUNK_BYTES = (4096, 1 << 30)
 LEVELS = ("catalog", "sizes", "footers", "data")
 
 
 @click.command()
 @store_command
-@click.option("--digest", metavar="NAME", help="xxh3_128, sha256 or blake3.  [default: xxh3_128]")
-@click.option("--chunk-bytes", type=int, metavar="BYTES", help="Most bytes of a chunk.  [default: 4 MiB]")
+@click.option("--digest", type=click.Choice(DIGESTS), help="What chunks are known by.  [default: xxh3_128]")
+@click.option(
+    "--chunk-bytes",
+    type=click.IntRange(*CHUNK_BYTES),
+    metavar="BYTES",
+    help="Most bytes of a chunk, 4 KiB to 1 GiB.  [default: 4 MiB]",
+)
 @click.option("--encrypt", is_flag=True, help="Seal what is stored with the key in --key-file or the environment.")
 def init(place: Place, *, digest: str | None, chunk_bytes: int | None, encrypt: bool, as_json: bool) -> None:
     """Make a store. Settings stay as they are made.
@@ -141,8 +148,9 @@ def _subset(told: str | None) -> tuple[int, int] | None:
     if told is None:
         return None
     part, _, parts = told.partition("/")
-    if not (part.isdecimal() and parts.isdecimal()) or max(len(part), len(parts)) > text.MOST_DIGITS:
-        raise click.BadParameter("give K/N, as 3/20", param_hint="--subset")
+    numbers = part.isdecimal() and parts.isdecimal() and max(len(part), len(parts)) <= text.MOST_DIGITS
+    if not numbers or not 1 <= int(part) <= int(parts):
+        raise click.BadParameter("give K/N, for the K-th of N parts, as 3/20", param_hint="--subset")
     return int(part), int(parts)
 
 

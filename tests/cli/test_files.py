@@ -158,7 +158,9 @@ def test_import_beneath_a_name(url, told):
 def test_the_format_must_be_known(url, run):
     assert "--format" in run("export", url, 0, "out.ckpt", code=2).stderr
     run("export", url, 0, "out.ckpt", "--format", "torch")
-    assert "--format" in run("import", url, "out.ckpt", "--step", 9, code=2).stderr
+    run("import", url, "out.ckpt", "--step", 500, "--run", "lightning")
+    Path("out.ckpt").rename("out.tensors")
+    assert "--format" in run("import", url, "out.tensors", "--step", 9, code=2).stderr
     Path("empty").mkdir()
     told = run("import", url, "empty", "--step", 9, code=2).stderr
     assert "empty holds none of .metadata, .snapshot_metadata" in " ".join(told.split())

@@ -74,7 +74,14 @@ def test_rm_and_restore(url, told, asked):
     assert deleted == [False, False, True]
     assert told("restore", url, 0) == "restored main@0\n"
     assert asked("restore", url, 210, "--run", "side")["step"] == 210
+    told("rm", url, "side@210")
+    assert told("restore", url, "side@210", "--run", "main") == "restored side@210\n"
     assert asked("steps", url) == [0, 100, 200]
+
+
+@pytest.mark.parametrize("step", ["best", "side@latest", "side@", "@210", "1" * 5000])
+def test_restore_takes_numbers_of_steps(url, run, step):
+    assert "give the step's number" in run("restore", url, step, code=2).stderr
 
 
 def test_rm_is_all_or_nothing(url, run, asked):

@@ -19,8 +19,9 @@ def test_init_refuses_what_cannot_be(tmp_path, run):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("")
     assert "a place of its own" in run("init", tmp_path / "other", code=1).stderr
-    assert "md5" in run("init", tmp_path / "new", "--digest", "md5", code=1).stderr
-    assert "chunk_bytes" in run("init", tmp_path / "new", "--chunk-bytes", 1, code=1).stderr
+    told = run("init", tmp_path / "new", "--digest", "md5", code=2).stderr
+    assert "'md5' is not one of 'xxh3_128', 'sha256', 'blake3'" in " ".join(told.split())
+    assert "--chunk-bytes" in run("init", tmp_path / "new", "--chunk-bytes", 1, code=2).stderr
     assert "CKPTSTORE_KEY_FILE" in run("init", tmp_path / "new", "--encrypt", code=1).stderr
     assert not (tmp_path / "new").exists()
 
@@ -159,18 +160,20 @@ def test_verify_looks_as_deep_as_it_is_told(url, told, asked, run):
         asked("verify", url, "--subset", f"{part}/3")["packs"] for part in (1, 2, 3)
     )
     assert asked("verify", url, "--older-than", 3600)["packs"] == 0
-    for wrong, code in (("3", 2), ("a/b", 2), ("1/", 2), ("0/3", 1), ("4/3", 1)):
-        assert "subset" in run("verify", url, "--subset", wrong, code=code).stderr
+    for wrong in ("3", "a/b", "1/", "0/3", "4/3"):
+        assert "give K/N" in run("verify", url, "--subset", wrong, code=2).stderr
     assert "--level" in run("verify", url, "--level", "deep", code=2).stderr
 
 
-def test_the_levels_are_those_of_the_store():
+def test_the_choices_are_those_of_the_store():
     from typing import get_args
 
-    from ckptstore.cli.upkeep import LEVELS
+    from ckptstore.cli.upkeep import CHUNK_BYTES, DIGESTS, LEVELS
+    from ckptstore.format import digests, version
     from ckptstore.operations.verify import Level
 
     assert get_args(Level) == LEVELS
+    assert set(DIGESTS) == set(digests._MAKERS) and version.CHUNK_BYTES == CHUNK_BYTES
 
 
 def test_repair(url, told, asked, tmp_path):
