@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,6 +11,8 @@ from typing import Any, SupportsIndex
 
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.grid import Grid, Index
+
+_MOST_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ def select(shape: Index, index: Any) -> Selection:
     items = list(index) if isinstance(index, tuple) else [index]
     dots = [place for place, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1 or len(items) - len(dots) > len(shape):
-        raise InvalidArgument(f"index {index!r} has more entries than the {len(shape)} dims of shape {list(shape)}")
+        raise InvalidArgument(
+            f"index {_shown(index)} has more entries than the {len(shape)} dims of shape {list(shape)}"
+        )
     at = dots[0] if dots else len(items)
     items[at : at + len(dots)] = [slice(None)] * (len(shape) - len(items) + len(dots))
     ranges, dropped = [], set()
@@ -139,10 +144,19 @@ def _picked(item: object, extent: int, dim: int) -> range:
     number = _number(item)
     if number is None:
         advice = "use ints, slices and `...`; what a mask or a list selects, take from what was read"
-        raise InvalidArgument(f"index {item!r} is a {type(item).__name__}: {advice}")
+        raise InvalidArgument(f"index {_shown(item)} is a {type(item).__name__}: {advice}")
     if not -extent <= number < extent:
         raise InvalidArgument(f"index {number} is out of range for dim {dim} of extent {extent}")
     return range(number % extent, number % extent + 1)
+
+
+def _shown(index: object) -> str:
+    """An index as text that is short, whatever it is."""
+    if isinstance(index, tuple):
+        return f"({', '.join(map(_shown, index[:_MOST_SHOWN]))}{', …' * (len(index) > _MOST_SHOWN)})"
+    if hasattr(index, "shape") and hasattr(index, "dtype") and index.shape != ():
+        return f"of shape {list(index.shape)} and dtype {index.dtype}"
+    return repr(index) if isinstance(index, slice) else reprlib.repr(index)
 
 
 def _number(item: object) -> int | None:

@@ -170,6 +170,32 @@ def test_a_read_only_folder_can_be_read(tmp_path, writer_is_there):
     assert done.stdout.split("\n")[:2] == ["[7] 7", "refused"], done.stderr
 
 
+UNREADABLE = """
+import os, sys, time
+from ckptstore.catalog.catalog import open_catalog
+from ckptstore.errors import CatalogError
+os.setuid(65534) if os.getuid() == 0 else None
+begun = time.monotonic()
+try:
+    open_catalog(sys.argv[1], create=True)
+except CatalogError as error:
+    print(error, time.monotonic() - begun < dialects_wait, sep="\\n")
+"""
+
+
+def test_a_catalog_that_may_not_be_read_is_not_waited_for(tmp_path):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    url = f"sqlite:///{tmp_path}/catalog.sqlite"
+    open_catalog(url, create=True).close()
+    (tmp_path / "catalog.sqlite").chmod(0)
+    program = UNREADABLE.replace("dialects_wait", str(dialects._COMING_SECONDS / 2))
+    command = [sys.executable, "-c", program, url]
+    done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    told, soon = done.stdout.splitlines()
+    assert told.startswith(f"the catalog {tmp_path}/catalog.sqlite may not be read") and soon == "True", done.stderr
+
+
 def open_and_commit(url, first):
     catalog = open_catalog(url, create=True)
     for step in range(first, first + 10):

@@ -205,6 +205,14 @@ def test_an_index_that_cannot_be(store):
     for choice in ([0], torch.tensor([True])):
         with pytest.raises(InvalidArgument, match="what a mask or a list selects, take from what was read"):
             store.read(100, "model/frozen", index=choice)
+    for mask, kind in ((np.ones((200, 300), bool), "bool"), (torch.ones(200, 300, dtype=torch.bool), "torch.bool")):
+        for wrong in (mask, (mask, 0, 0, 0)):
+            with pytest.raises(InvalidArgument, match=rf"of shape \[200, 300\] and dtype {kind}") as caught:
+                store.read(100, "model/frozen", index=wrong)
+            assert len(str(caught.value)) < 200
+    with pytest.raises(InvalidArgument) as caught:
+        store.read(100, "model/frozen", index=list(range(10000)))
+    assert len(str(caught.value)) < 200
 
 
 # states
@@ -469,16 +477,15 @@ def test_any_printable_name_is_a_run(tmp_path, run):
 def test_a_store_one_folder_below_may_be_meant(tmp_path):
     for name in ("ckpts", "more"):
         ckptstore.open(tmp_path / name).close()
-    for options in ({}, {"create": False}, {"read_only": True}):
+    for create, read_only in ((True, False), (False, False), (True, True)):
         with pytest.raises(NotAStore, match=f"did you mean {tmp_path}/ckpts or {tmp_path}/more?"):
-            ckptstore.open(tmp_path, **options)
+            ckptstore.open(tmp_path, create=create, read_only=read_only)
 
 
 def test_what_kept_a_store_from_being_made_is_told(tmp_path):
-    for option in ({"create": False}, {"read_only": True}):
-        ((name, value),) = option.items()
-        with pytest.raises(NotAStore, match=f"make a store with init, in Python by opening it without {name}={value}"):
-            ckptstore.open(tmp_path / "nowhere", **option)
+    for create, read_only, told in ((False, False, "create=False"), (True, True, "read_only=True")):
+        with pytest.raises(NotAStore, match=f"make a store with init, in Python by opening it without {told}"):
+            ckptstore.open(tmp_path / "nowhere", create=create, read_only=read_only)
 
 
 def test_a_tag_of_another_run_may_be_meant(tmp_path):
