@@ -227,9 +227,17 @@ def _disk_is_full(path: str) -> bool:
 
 def _connect_read_only(path: str) -> sqlite3.Connection:
     """A connection that changes nothing beside the file either. Raises CatalogError when it may not be read."""
-    if os.path.exists(path) and not os.access(path, os.R_OK):
-        raise CatalogError(f"the catalog {path} may not be read by this user: change its permissions")
-    return patiently(lambda: _try_read_only(path), sqlite3.OperationalError, _COMING_SECONDS)
+
+    def act() -> sqlite3.Connection:
+        try:
+            return _try_read_only(path)
+        except sqlite3.OperationalError:
+            if os.path.exists(path) and not os.access(path, os.R_OK):
+                told = f"the catalog {path} may not be read by this user: change its permissions"
+                raise CatalogError(told) from None
+            raise
+
+    return patiently(act, sqlite3.OperationalError, _COMING_SECONDS)
 
 
 def _try_read_only(path: str) -> sqlite3.Connection:
