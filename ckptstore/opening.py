@@ -45,6 +45,7 @@ from ckptstore.unlocking import KeyFile, create_key, read_passphrase, unlock
 CATALOG_FILE = "catalog.sqlite"
 _DIGEST = "xxh3_128"
 _BRING_BACK = "bring the catalog back from a copy, or make it anew with ckptstore rebuild"
+_ELSEWHERE = "if its catalog lies elsewhere, give catalog= (--catalog); else "
 _MOST_NEARBY = 3
 _DO_WITHOUT = "to read without it, give read_only=True (--read-only) and no catalog="
 
@@ -161,7 +162,7 @@ def check_catalog_present(address: str, storage: Storage) -> None:
         told = f"the catalog {address} is not there, but {storage.url} "
         if has_another(address, storage):
             raise CatalogError(f"{told}has a catalog of its own, {CATALOG_FILE}: leave out catalog= (--catalog)")
-        raise CatalogError(f"{told}holds commits: {_BRING_BACK}; {_DO_WITHOUT}")
+        raise CatalogError(f"{told}holds commits: {_ELSEWHERE}{_BRING_BACK}; {_DO_WITHOUT}")
 
 
 def has_another(address: str, storage: Storage) -> bool:

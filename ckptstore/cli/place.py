@@ -65,7 +65,7 @@ class Place:
             yield
         except CatalogError as error:
             if self.catalog_told:
-                raise type(error)(f"{error} ({CATALOG} names that catalog)") from error
+                raise type(error)(f"{error} ({CATALOG} names that catalog: unset it, or give --catalog)") from error
             raise
 
     def open(self, *steps: str, any_run: bool = False) -> Store:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptstore.cli import text
+from ckptstore.cli.environment import CATALOG
 from ckptstore.cli.failures import FAILED
 from ckptstore.cli.output import print_fields, print_json, print_table, progress_bar
 from ckptstore.cli.place import Place, reading_command, store_command
@@ -62,7 +63,9 @@ def init(place: Place, *, digest: str | None, chunk_bytes: int | None, encrypt: 
     if as_json:
         print_json({"url": url})
     else:
-        click.echo(f"made a store at {url}")
+        click.echo(
+            f"made a store at {url}" + (f", with the catalog that {CATALOG} names" if place.catalog_told else "")
+        )
 
 
 @click.command()

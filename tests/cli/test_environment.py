@@ -51,6 +51,17 @@ def test_init_leaves_nothing_where_the_catalog_is_of_another_store(elsewhere, ru
         assert not (tmp_path / "new").exists()
 
 
+def test_init_tells_when_the_catalog_is_elsewhere(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CATALOG, "sqlite:///elsewhere.sqlite")
+    assert f"with the catalog that {CATALOG} names" in run("init", "new").stdout
+    with ckptstore.open("new", catalog="sqlite:///elsewhere.sqlite") as store:
+        store.commit({"a": 1}, step=1)
+    monkeypatch.delenv(CATALOG)
+    assert "if its catalog lies elsewhere, give catalog= (--catalog)" in run("log", "new", code=1).stderr
+    assert CATALOG not in run("init", "another").stdout
+
+
 def test_no_second_catalog_is_made_beside_a_folders_own(url, run):
     told = run("rebuild", url, "--catalog", "sqlite:///second.sqlite", code=1).stderr
     assert "has a catalog of its own" in told and "move" in told
