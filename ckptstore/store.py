@@ -183,6 +183,13 @@ class Store(Keeping):
         wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle, replicated=replicated)
         return self._background.commit(wish, process_group, progress)
 
+    def _commit_alone(
+        self, state: Mapping[str, Any], *, step: int, allow_pickle: bool, progress: ProgressCallback | None
+    ) -> CommitRecord:
+        """Commit what this process has, whatever process groups there are: for imports."""
+        wish = self._wish(state, step, None, None, None, allow_pickle=allow_pickle, replicated=None)
+        return self._background.commit(wish, None, progress, alone=True)
+
     def commit_async(
         self,
         app_state: Mapping[str, Any],

@@ -98,7 +98,7 @@ def import_dcp(
     """
     state = _read(Path(folder), allow_pickle=allow_pickle)
     named = state if name is None else {name: state}
-    return store.commit(named, step=step, allow_pickle=allow_pickle, progress=progress)
+    return store._commit_alone(named, step=step, allow_pickle=allow_pickle, progress=progress)  # noqa: SLF001 - of one house
 
 
 def _with_forms(

@@ -107,7 +107,7 @@ def import_safetensors(
     """
     tensors = read_tensors(Path(file))
     state = nested(tensors, str(file)) if name is None else {name: tensors}
-    return store.commit(state, step=step, progress=progress)
+    return store._commit_alone(state, step=step, allow_pickle=False, progress=progress)  # noqa: SLF001 - of one house
 
 
 def _names(view: ManifestView, name: str | None, paths: str | Sequence[str] | None) -> dict[str, str]:

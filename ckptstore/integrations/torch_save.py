@@ -86,4 +86,4 @@ def import_torch(
         state = {name: state}
     elif not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
         raise InvalidArgument(f"{file} holds no dict with names: give a name for what it holds (--name)")
-    return store.commit(state, step=step, allow_pickle=allow_pickle, progress=progress)
+    return store._commit_alone(state, step=step, allow_pickle=allow_pickle, progress=progress)  # noqa: SLF001 - of one house

@@ -94,8 +94,10 @@ class Background:
         self._preparing = self._flight = self._staged = self._stager = self._errands = None
 
     @uncompiled
-    def commit(self, wish: Wish, group: Group | None, progress: ProgressCallback | None) -> CommitRecord:
-        """Commit a state at once, after the one in flight, together with all ranks of the group."""
+    def commit(
+        self, wish: Wish, group: Group | None, progress: ProgressCallback | None, *, alone: bool = False
+    ) -> CommitRecord:
+        """Commit a state at once, after the one in flight, together with all ranks of the group, or `alone`."""
         from ckptstore.operations.commit import commit
         from ckptstore.operations.ranks.ranks import Ranks, seat
         from ckptstore.operations.ranks.together import commit_together
@@ -105,7 +107,7 @@ class Background:
             return self._own_stager().look(wish.flatten())
 
         refuse_at_exit()
-        ranks, measure = Ranks(*seat(group), group), partial(meter, progress, "commit")
+        ranks, measure = Ranks(0, 1) if alone else Ranks(*seat(group), group), partial(meter, progress, "commit")
         if ranks.count > 1:
             return commit_together(self._chunks, ranks, replace(wish, flatten=landed), measure)
         self.land()  # before the parent is looked up

@@ -108,6 +108,14 @@ def test_one_of_several_replicas_commits(crew, store):
     assert store.verify().problems == ()
 
 
+def test_ranks_import_each_for_itself(crew, store, tmp_path):
+    file = tmp_path / "file.pt"
+    torch.save({"model": {"w": torch.ones(3000)}}, file)
+    (made,), none = crew.do("import_alone", 2, place=store.url, file=str(file), ranks=[0])
+    assert (made, none) == (store.find(1).id, [])
+    assert crew.do("import_alone", 2, place=store.url, file=str(file), ranks=[0, 1]) == [[made], [made]]
+
+
 def test_no_rank_gets_what_it_lacked(crew, store):
     for (optimizer, seen), (fresh, other) in crew.do("commit_what_some_lack", 2, place=store.url):
         assert (fresh, other) == (optimizer, seen)
