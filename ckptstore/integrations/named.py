@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from glob import escape
 from typing import Any
 
-from ckptstore.errors import PathNotFound, nearest
+from ckptstore.errors import InvalidArgument, PathNotFound, nearest
 from ckptstore.format.manifest import Entry
 from ckptstore.operations.paths import as_globs, chosen, require_matches
 from ckptstore.operations.view import ManifestView
@@ -19,7 +19,8 @@ from ckptstore.store import Store
 def entries_at(view: ManifestView, name: str | None, paths: str | Sequence[str] | None) -> dict[str, Entry]:
     """The leaves that `paths` select, of those at the name if one is given.
 
-    Raises PathNotFound for a glob that selects nothing, and for a name at which nothing is, or nothing selected.
+    Raises PathNotFound for a glob that selects nothing, and for a name at which nothing is, or nothing selected;
+    InvalidArgument, without globs, for a name of which ranks had some each for itself.
     """
     manifest, globs = view.manifest, as_globs(paths)
     require_matches([*manifest.entries, *manifest.containers], globs, view.name)
@@ -29,6 +30,10 @@ def entries_at(view: ManifestView, name: str | None, paths: str | Sequence[str] 
     if name not in manifest.containers[""].keys:
         raise PathNotFound(f"{view.name} has no name {name!r}; {nearest(name, manifest.containers[''].keys)}")
     found = {path: entry for path, entry in entries.items() if path.split("/", 1)[0] == segment(name)}
+    own = [path for path in entries if path.partition("/")[0].isdecimal() and path.split("/")[1] == segment(name)]
+    if globs is None and own:
+        told = f"{view.name}: ranks had {own[0]} and others each for itself, which {name!r} is without"
+        raise InvalidArgument(f"{told}: export all of it, choose with paths=, or commit with replicated=")
     if globs is not None and not found:
         raise PathNotFound(f"{view.name}: nothing at the name {name!r} is selected by {', '.join(globs)}")
     return found

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ckptstore
+from ckptstore.integrations.safetensors import export_safetensors
 from ckptstore.testing.audit import assert_nothing_leaked
 from tests.integrations.rank_child import tensors
 from tests.integrations.test_dcp_ranks import JOBS, assert_same
@@ -92,12 +93,14 @@ def test_ranks_have_values_of_their_own(crew, store):
     assert store.verify().problems == ()
 
 
-def test_what_ranks_have_of_their_own_needs_as_many_ranks(crew, store):
+def test_what_ranks_have_of_their_own_needs_as_many_ranks(crew, store, tmp_path):
     crew.do("commit_own", 4, place=store.url, step=1)
     assert crew.do("check_out_own", 4, place=store.url, step=1) == [0, 10, 20, 30]
     answers = crew.tell("check_out_own", 2, place=store.url, step=1)
     assert [answer["error"] for answer in answers] == ["StateMismatch"] * 2
     assert "loader/position: each of 4 ranks had its own, and there are 2 now" in answers[0]["told"]
+    with pytest.raises(ckptstore.InvalidArgument, match="ranks had 0/loader/position and others each for itself"):
+        export_safetensors(store, 1, tmp_path / "loader.safetensors", name="loader")
     assert crew.do("check_out_own", 2, place=store.url, step=1, strict=False) == [0, 10]
 
 
@@ -114,6 +117,13 @@ def test_ranks_import_each_for_itself(crew, store, tmp_path):
     (made,), none = crew.do("import_alone", 2, place=store.url, file=str(file), ranks=[0])
     assert (made, none) == (store.find(1).id, [])
     assert crew.do("import_alone", 2, place=store.url, file=str(file), ranks=[0, 1]) == [[made], [made]]
+
+
+def test_what_ddp_broadcasts_is_the_first_ranks(crew, store):
+    (first, other), (second, same) = crew.do("train_with_statistics", 2, place=store.url)
+    assert first != second
+    assert other == same == first
+    assert store.read(1, "model/module.1.running_mean").tolist() == first
 
 
 def test_no_rank_gets_what_it_lacked(crew, store):

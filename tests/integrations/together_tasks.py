@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial
+from torch.nn.parallel import DistributedDataParallel
 
 import ckptstore
 from ckptstore.state.tree import flatten
@@ -283,3 +284,22 @@ def import_alone(group, place, file, ranks):
         with ckptstore.open(place) as store:
             made.append(import_torch(store, file, step=1).id)
     return made
+
+
+@task
+def train_with_statistics(group, place):
+    """Train what counts batches with DDP, and commit it; the statistics of each rank, then as they come back."""
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(4)
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 4), norm, torch.nn.Linear(4, 2))
+    model = DistributedDataParallel(inner, process_group=group)
+    torch.manual_seed(dist.get_rank(group))
+    mean = norm.get_buffer("running_mean")
+    for _ in range(3):
+        model(torch.randn(8, 4)).sum().backward()
+    own = mean.tolist()
+    with ckptstore.open(place) as store:
+        store.commit({"model": model}, step=1, process_group=group)
+        mean.zero_()
+        store.checkout(1, into={"model": model}, process_group=group)
+    return [own, mean.tolist()]

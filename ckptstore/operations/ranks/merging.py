@@ -23,10 +23,11 @@ from ckptstore.operations.ranks.written import tensor_entry, value_entry
 from ckptstore.state.paths import is_within, join, root_of, segment
 
 _MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
-_KIND = {Undigested.SHARDED: "a part of", Undigested.REPLICATED: "replicated"}
+_KIND = {Undigested.SHARDED: "a part of", Undigested.REPLICATED: "replicated", Undigested.BROADCAST: "broadcast"}
 _WANTED: Mapping[bytes | Undigested, str] = {
     Undigested.SHARDED: "parts of one tensor, and the same around it; what stages of a pipeline have needs names that "
     "differ, as {'optim.stage0': …}, or those of DCP's named state dicts",
+    Undigested.BROADCAST: "the same DistributedDataParallel",
     Undigested.REPLICATED: "the same replicated=, without it unless it and what is around it is the same on all",
 }
 
@@ -71,7 +72,8 @@ class Merging:
             if kinds:
                 _check_undigested(path, leaves, differing)
             if leaves and Undigested.SHARDED not in kinds and not is_within(path, self._own):
-                writers.choose(path, leaves[0][0].size, sorted(rank for _, ranks in leaves for rank in ranks))
+                ranks = sorted(rank for _, ranks in leaves for rank in ranks)
+                writers.choose(path, leaves[0][0].size, ranks[:1] if Undigested.BROADCAST in kinds else ranks)
         return [Assignment(self._own, frozenset(paths)) for paths in writers.paths]
 
     def manifest(self, written: Report, division: Division) -> Manifest:

@@ -21,6 +21,7 @@ from ckptstore.format.manifest import Container, TensorEntry, Value
 from ckptstore.operations.ranks.counting import Counting
 from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
+from ckptstore.state.data_parallel import broadcast_buffers
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.paths import is_within, join
 from ckptstore.state.shards import Region, is_keeper, members, regions_of
@@ -38,6 +39,7 @@ class Undigested(Enum):
 
     SHARDED = 0
     REPLICATED = 1
+    BROADCAST = 2
 
 
 class Leaf(NamedTuple):
@@ -86,6 +88,7 @@ class RankState:
         self._chunks, self._rank, self._flatten, self._measure = chunks, rank, flatten, measure
         self._among = among
         self._flat = Flat({}, {}, (), {})
+        self._broadcast: frozenset[str] = frozenset()
         self._regions: dict[str, list[Region]] = {}
 
     def outlines(self) -> list[bytes]:
@@ -94,6 +97,7 @@ class RankState:
         Raises what `flatten` raises, and StateError and UnsupportedLeaf for a DTensor.
         """
         self._flat = self._flatten()
+        self._broadcast = broadcast_buffers(self._flat.owners)
         self._advance = self._measure(self._flat.nbytes)
         self._regions = {path: regions_of(tensor, path) for path, tensor in self._flat.sharded.items()}
         leaves = {path: self._leaf(path, leaf) for path, leaf in self._flat.leaves.items()}
@@ -147,8 +151,9 @@ class RankState:
         return Leaf(tracked, leaf.nbytes, Undigested.SHARDED, members(whole))
 
     def _digest(self, path: str, content: Callable[[], Buffer]) -> bytes | Undigested:
-        same = path in self._flat.replicated
-        return Undigested.REPLICATED if same else self._chunks.digest.compute(content())
+        if path in self._flat.replicated:
+            return Undigested.REPLICATED
+        return Undigested.BROADCAST if path in self._broadcast else self._chunks.digest.compute(content())
 
     def _content(self, leaf: TensorLeaf, form: TensorEntry) -> bytes:
         """The digests of its chunks. Of one on a device, chunks come to the host of which that is not known yet."""

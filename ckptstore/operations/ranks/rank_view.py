@@ -50,6 +50,7 @@ def _check_unwanted(
     wanted = [path for path in chosen(dict.fromkeys(owned, None), globs) if split(path)[0] in names]
     if wanted:
         told = f"each of {count} ranks had its own, and there are {seat.of} now: leave it out, or pass strict=False"
+        told += "; what is to be one for all is committed with replicated="
         raise StateMismatch((), (), [f"{path}: {told}" for path in wanted])
 
 
