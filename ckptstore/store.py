@@ -184,10 +184,17 @@ class Store(Keeping):
         return self._background.commit(wish, process_group, progress)
 
     def _commit_alone(
-        self, state: Mapping[str, Any], *, step: int, allow_pickle: bool, progress: ProgressCallback | None
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        metadata: Mapping[str, Any] | None,
+        parent: Ref | None,
+        allow_pickle: bool,
+        progress: ProgressCallback | None,
     ) -> CommitRecord:
         """Commit what this process has, whatever process groups there are: for imports."""
-        wish = self._wish(state, step, None, None, None, allow_pickle=allow_pickle, replicated=None)
+        wish = self._wish(state, step, metadata, parent, None, allow_pickle=allow_pickle, replicated=None)
         return self._background.commit(wish, None, progress, alone=True)
 
     def commit_async(

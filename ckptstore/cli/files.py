@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ def export_(
 @store_command
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
 @click.option("--step", type=int, required=True, help="The new step.")
+@click.option("--metadata", metavar="JSON", help='What `log` shows beside the step, as {"loss": 2.3}.')
+@click.option("--parent", metavar="STEP", help="The commit that this one continues, of another run as run@step.")
 @click.option("--name", help="Put everything beneath this name of the state; by default the names of FILE are on top.")
 @click.option(
     "--format",
@@ -91,7 +94,16 @@ def export_(
 )
 @click.option("--allow-pickle", is_flag=True, help="Load objects that are pickles, which can run any code.")
 def import_(
-    place: Place, *, file: Path, step: int, name: str | None, kind: str | None, allow_pickle: bool, as_json: bool
+    place: Place,
+    *,
+    file: Path,
+    step: int,
+    metadata: str | None,
+    parent: str | None,
+    name: str | None,
+    kind: str | None,
+    allow_pickle: bool,
+    as_json: bool,
 ) -> None:
     """Commit a FILE that another tool wrote.
 
@@ -102,7 +114,8 @@ def import_(
     from ckptstore.cli.records import commit_json
 
     kind = kind or ("torch" if file.suffix == _LIGHTNING and file.is_file() else _kind(file))
-    options = {} if kind == "safetensors" else {"allow_pickle": allow_pickle}
+    options: dict[str, Any] = {} if kind == "safetensors" else {"allow_pickle": allow_pickle}
+    options |= {"metadata": _metadata(metadata), "parent": parent}
     with place.open(any_run=True) as store, progress_bar() as progress:
         commit = _function("import", kind)(store, file, step=step, name=name, progress=progress, **options)
         document = commit_json(commit) if as_json else None
@@ -110,6 +123,13 @@ def import_(
         print_json(document)
     else:
         click.echo(f"committed {commit.address}: {text.count(commit.leaves, 'leaf', 'leaves')}")
+
+
+def _metadata(given: str | None) -> Any:
+    try:
+        return None if given is None else json.loads(given)
+    except ValueError as error:
+        raise click.UsageError(f"--metadata {given} is no JSON: {error}") from None
 
 
 def _function(verb: str, kind: str) -> Any:

@@ -7,7 +7,7 @@ is one value.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,8 @@ def import_dcp(
     folder: str | os.PathLike[str],
     *,
     step: int,
+    metadata: Mapping[str, Any] | None = None,
+    parent: Ref | None = None,
     name: str | None = None,
     allow_pickle: bool = False,
     progress: ProgressCallback | None = None,
@@ -86,6 +88,8 @@ def import_dcp(
         store: the store.
         folder: a local folder.
         step: the new step.
+        metadata: see `Store.commit`.
+        parent: see `Store.commit`.
         name: put it beneath this name of the app state; by default the folder's names are on top.
         allow_pickle: load any objects, which can run any code, and store those of unknown types as pickles.
         progress: called with (stage, bytes done, bytes in all).
@@ -98,7 +102,9 @@ def import_dcp(
     """
     state = _read(Path(folder), allow_pickle=allow_pickle)
     named = state if name is None else {name: state}
-    return store._commit_alone(named, step=step, allow_pickle=allow_pickle, progress=progress)  # noqa: SLF001 - of one house
+    return store._commit_alone(  # noqa: SLF001 - of one house
+        named, step=step, metadata=metadata, parent=parent, allow_pickle=allow_pickle, progress=progress
+    )
 
 
 def _with_forms(

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import PathNotFound, StateError, StorageError
@@ -85,6 +86,8 @@ def import_safetensors(
     file: str | os.PathLike[str],
     *,
     step: int,
+    metadata: Mapping[str, Any] | None = None,
+    parent: Ref | None = None,
     name: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> CommitRecord:
@@ -95,6 +98,8 @@ def import_safetensors(
         file: a local file, or a folder with `model.safetensors`, or with `model.safetensors.index.json` and the files
             that this names.
         step: the new step.
+        metadata: see `Store.commit`.
+        parent: see `Store.commit`.
         name: put everything beneath this name of the app state, with the file's names as keys; by default these are
             logical paths, as an export without `name` wrote them.
         progress: called with (stage, bytes done, bytes in all).
@@ -107,7 +112,9 @@ def import_safetensors(
     """
     tensors = read_tensors(Path(file))
     state = nested(tensors, str(file)) if name is None else {name: tensors}
-    return store._commit_alone(state, step=step, allow_pickle=False, progress=progress)  # noqa: SLF001 - of one house
+    return store._commit_alone(  # noqa: SLF001 - of one house
+        state, step=step, metadata=metadata, parent=parent, allow_pickle=False, progress=progress
+    )
 
 
 def _names(view: ManifestView, name: str | None, paths: str | Sequence[str] | None) -> dict[str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InvalidArgument, StorageError
@@ -60,6 +61,8 @@ def import_torch(
     file: str | os.PathLike[str],
     *,
     step: int,
+    metadata: Mapping[str, Any] | None = None,
+    parent: Ref | None = None,
     name: str | None = None,
     allow_pickle: bool = False,
     progress: ProgressCallback | None = None,
@@ -70,6 +73,8 @@ def import_torch(
         store: the store.
         file: a local file.
         step: the new step.
+        metadata: see `Store.commit`.
+        parent: see `Store.commit`.
         name: put it beneath this name of the app state; by default the file holds a dict, whose names are on top.
         allow_pickle: load any objects, which can run any code, and store those of unknown types as pickles.
         progress: called with (stage, bytes done, bytes in all).
@@ -86,4 +91,6 @@ def import_torch(
         state = {name: state}
     elif not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
         raise InvalidArgument(f"{file} holds no dict with names: give a name for what it holds (--name)")
-    return store._commit_alone(state, step=step, allow_pickle=allow_pickle, progress=progress)  # noqa: SLF001 - of one house
+    return store._commit_alone(  # noqa: SLF001 - of one house
+        state, step=step, metadata=metadata, parent=parent, allow_pickle=allow_pickle, progress=progress
+    )

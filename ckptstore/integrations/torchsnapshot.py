@@ -28,6 +28,7 @@ from ckptstore.integrations.snapshot_manifest import (
     escaped,
     read_snapshot,
 )
+from ckptstore.operations.address import Ref
 from ckptstore.progress import ProgressCallback
 from ckptstore.store import Store
 
@@ -39,6 +40,8 @@ def import_torchsnapshot(
     folder: str | os.PathLike[str],
     *,
     step: int,
+    metadata: Mapping[str, Any] | None = None,
+    parent: Ref | None = None,
     name: str | None = None,
     allow_pickle: bool = False,
     progress: ProgressCallback | None = None,
@@ -49,6 +52,8 @@ def import_torchsnapshot(
         store: the store.
         folder: a local folder.
         step: the new step.
+        metadata: see `Store.commit`.
+        parent: see `Store.commit`.
         name: put it beneath this name of the app state; by default the snapshot's names are on top.
         allow_pickle: load any objects, which can run any code, and store those of unknown types as pickles.
         progress: called with (stage, bytes done, bytes in all).
@@ -61,7 +66,9 @@ def import_torchsnapshot(
     """
     state = _read(Path(folder), allow_pickle=allow_pickle)
     named = state if name is None else {name: state}
-    return store._commit_alone(named, step=step, allow_pickle=allow_pickle, progress=progress)  # noqa: SLF001 - of one house
+    return store._commit_alone(  # noqa: SLF001 - of one house
+        named, step=step, metadata=metadata, parent=parent, allow_pickle=allow_pickle, progress=progress
+    )
 
 
 def _read(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:

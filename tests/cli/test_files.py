@@ -57,6 +57,19 @@ def test_export_and_import_of_safetensors(url, told, asked):
         assert_same_leaves(store.checkout("new@7"), {"model": store.checkout(100)["model"]})
 
 
+def test_what_is_known_of_an_import(url, told, run, asked):
+    assert told("export", url, "best", "out.safetensors", "--paths", "model").startswith("wrote main@100 to out")
+    about = ("--metadata", '{"loss": 2.5}', "--parent", "main@100")
+    commit = asked("import", url, "out.safetensors", "--step", 7, "--run", "new", *about)
+    assert (commit["metadata"], commit["parent"]) == ({"loss": 2.5}, "main@100")
+    with ckptstore.open(url, run="new") as store:
+        export_torch(store, 7, "out.pt")
+        assert import_torch(store, "out.pt", step=8, metadata={"loss": 1}, parent="main@100").parent_ref == "main@100"
+    failed = run("import", url, "out.safetensors", "--step", 9, "--metadata", "{loss}", code=2)
+    assert "--metadata {loss} is no JSON" in failed.stderr
+    assert "no step 5" in run("import", url, "out.safetensors", "--step", 9, "--parent", "main@5", code=1).stderr
+
+
 def test_a_model_comes_back_as_it_was_imported(url, told, run, asked):
     model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     safetensors.torch.save_file(model.state_dict(), "in.safetensors", metadata={"format": "pt"})
