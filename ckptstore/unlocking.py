@@ -46,7 +46,9 @@ def create_key(storage: Storage, store: str, key_file: KeyFile) -> str:
 def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, new_key_file: KeyFile) -> None:
     """Wrap the data key with another passphrase, and then remove it as it was wrapped before."""
     if not is_sealed(config):
-        raise InvalidArgument(f"{storage.url} is not encrypted, so that it has no key to change")
+        raise InvalidArgument(
+            f"{storage.url} is not encrypted, so that it has no key to change: push it to one that is"
+        )
     old = [info.key for info in storage.list(keys.PREFIX)]
     data_key = _data_key(storage, config, read_passphrase(key_file, storage.url))
     _put(storage, config.id, data_key, _read(new_key_file))
@@ -78,7 +80,7 @@ def _checked(text: bytes, place: str) -> bytes:
     """Without the line's end that editors add."""
     passphrase = text.rstrip(b"\r\n")
     if not passphrase:
-        raise InvalidArgument(f"the key in {place} is empty")
+        raise InvalidArgument(f"the key in {place} is empty: give a passphrase")
     return passphrase
 
 

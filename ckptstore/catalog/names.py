@@ -41,7 +41,7 @@ def tag(
         raise _not_live(commit)
     older = _remove(db, found.run, name)
     if instead_of not in (None, older):
-        raise SessionFenced(f"the tag {name!r} of run {commit.run!r} was moved meanwhile")
+        raise SessionFenced(f"the tag {name!r} of run {commit.run!r} was moved meanwhile: tag again")
     db.execute(insert(tags).values(run=found.run, name=name, commit=found.key, document=document))
     end_session(db, session)
     return older
@@ -112,4 +112,4 @@ def _check_deletable(db: Connection, wanted: Sequence[CommitRecord]) -> None:
 
 
 def _not_live(commit: CommitRecord) -> StepNotFound:
-    return StepNotFound(f"step {commit.step} of run {commit.run!r} is another now, or was deleted already")
+    return StepNotFound(f"step {commit.step} of run {commit.run!r} is another now, or was deleted: look it up again")

@@ -122,7 +122,11 @@ def _named(step: int | str) -> Iterator[ColumnElement[bool]]:
 def _not_found(db: Connection, run: str, key: int, step: int | str) -> CkptStoreError:
     if isinstance(step, int):
         return step_not_found(db, run, key, step)
-    return StepNotFound(f"run {run!r} has no commit yet") if step == LATEST else tag_not_found(db, run, key, step)
+    return (
+        StepNotFound(f"run {run!r} has no commit yet: commit first, or name another run")
+        if step == LATEST
+        else tag_not_found(db, run, key, step)
+    )
 
 
 def at_step(db: Connection, run: str, key: int, step: int) -> CommitRecord:

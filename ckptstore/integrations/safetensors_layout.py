@@ -14,6 +14,7 @@ from ckptstore.integrations.safetensors_files import DTYPES, PACKED
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(DTYPES.values())}
 _ALIGNMENT = 8
+_LENGTH_BYTES = 8
 _MOST_HEADER = 100_000_000
 """Bytes, beyond which readers refuse a file."""
 
@@ -37,8 +38,8 @@ def laid_out(entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) ->
             f"names and forms of {len(entries):,} tensors take {len(header):,} bytes in a file of safetensors, which "
             f"can hold {_MOST_HEADER:,} of them: select fewer with paths (--paths), or export to torch's format"
         )
-    start = _ALIGNMENT + len(header)
-    return len(header).to_bytes(_ALIGNMENT, "little") + header, {name: start + at for name, (at, _) in spans.items()}
+    start = _LENGTH_BYTES + len(header)
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header, {name: start + at for name, (at, _) in spans.items()}
 
 
 def _told(entry: TensorEntry, span: tuple[int, int]) -> dict[str, object]:

@@ -39,7 +39,8 @@ def _single(ref: object) -> object:
 def _still_live(catalog: Catalog, commit: CommitRecord) -> CommitRecord:
     found = catalog.by_id(commit.id)
     if found is None or found.deleted is not None:
-        raise StepNotFound(f"the commit {commit.id} of step {commit.step} of run {commit.run!r} was deleted")
+        told = f"the commit {commit.id} of step {commit.step} of run {commit.run!r} was deleted"
+        raise StepNotFound(f"{told}: name another, or take it back with restore while gc's grace lasts")
     return found
 
 

@@ -168,11 +168,14 @@ def test_verify_looks_as_deep_as_it_is_told(url, told, asked, run):
 def test_the_choices_are_those_of_the_store():
     from typing import get_args
 
+    from ckptstore import store
+    from ckptstore.cli import place
     from ckptstore.cli.upkeep import CHUNK_BYTES, DIGESTS, LEVELS
     from ckptstore.format import digests, version
     from ckptstore.operations.verify import Level
 
     assert get_args(Level) == LEVELS
+    assert place.DEFAULT_RUN == store.DEFAULT_RUN
     assert set(DIGESTS) == set(digests._MAKERS) and version.CHUNK_BYTES == CHUNK_BYTES
 
 

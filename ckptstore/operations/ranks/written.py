@@ -20,14 +20,14 @@ def tensor_entry(path: str, form: TensorEntry, written: Report) -> TensorEntry:
     held = {} if small else written.chunks.get(path, {})
     count = 0 if small else len(Grid(form.shape, form.chunk_shape))
     if len(held) != count or len(inline) != nbytes * small:
-        raise StateError(f"{path!r}: it was planned, but no rank wrote all of it")
+        raise StateError(f"{path!r}: it was planned, but no rank wrote all of it: let all ranks that have it commit")
     return replace(form, chunks=b"".join(held[number] for number in range(count)), inline=inline)
 
 
 def value_entry(path: str, written: Report, chunk_bytes: int) -> ValueEntry:
     """A plain value's entry. Raises StateError when nobody wrote it."""
     if path not in written.values:
-        raise StateError(f"{path!r}: it was planned, but no rank wrote it")
+        raise StateError(f"{path!r}: it was planned, but no rank wrote it: let all ranks that have it commit")
     value, size = written.values[path]
     if not size:
         return ValueEntry(value)
