@@ -36,6 +36,14 @@ class _Decision:
     preempted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """The last save: its step, None before the first, and when it was."""
+
+    step: int | None
+    at: float
+
+
 class CheckpointManager:
     """Decides when to save a run, what to keep of it, and saves once more before the machine is taken away.
 
@@ -106,8 +114,7 @@ class CheckpointManager:
         self._upkeep = Upkeep(self._drop)
         self._flight: CommitHandle | None = None
         self._last = store.latest() if self._agreement.leads else None
-        self._saved: int | None = None
-        self._since = time.monotonic()
+        self._saved = self._before_flight = _Saved(None, time.monotonic())
         self._decision: _Decision | None = None
         self._final = False
         self._error: Exception | None = None
@@ -168,8 +175,7 @@ class CheckpointManager:
         """Wait until all that was saved is durable, and what need not be kept is dropped; raise what failed."""
         try:
             self._surface()
-            if self._flight is not None:
-                self._flight.surface()
+            self._land()
         finally:
             self._upkeep.join()
 
@@ -252,11 +258,15 @@ class CheckpointManager:
         decision = self._agree(step)
         if not force and not self._wants(decision):
             return False
-        if decision.preempted and self._flight is not None:
+        if decision.preempted:
             with self._holding():  # a failure must not cost the last commit
-                self._flight.surface()
-        self._commit(decision, state, metrics, background=background and not decision.preempted)
-        self._saved, self._since = decision.step, time.monotonic()
+                self._land()
+        try:  # ranks agree in there that the commit before failed on any
+            self._commit(decision, state, metrics, background=background and not decision.preempted)
+        except BaseException:
+            self._take_back()
+            raise
+        self._saved = _Saved(decision.step, time.monotonic())
         self._final = self._final or decision.preempted
         return True
 
@@ -272,7 +282,8 @@ class CheckpointManager:
             "replicated": self._replicated,
         }
         if background:
-            handle = self._flight = self._store.commit_async(state, **options)
+            handle = self._store.commit_async(state, **options)
+            self._flight, self._before_flight = handle, self._saved
             self._tidy(lambda: handle.exception() is None)
         else:
             self._store.commit(state, **options)
@@ -295,7 +306,7 @@ class CheckpointManager:
 
     def _wants(self, decision: _Decision) -> bool:
         final = decision.preempted and not self._final
-        return (decision.due or final) and decision.step != self._saved
+        return (decision.due or final) and decision.step != self._saved.step
 
     def _agree(self, step: int) -> _Decision:
         number = check_step(step)
@@ -312,14 +323,13 @@ class CheckpointManager:
         ballot = self._agreement.agree(step, Ballot(due, preempted, self._error is not None))
         if ballot.failed and (self._final or not ballot.preempted):  # as in `_save`
             self._surface()
-            if self._flight is not None:  # it is all ranks' commit: what failed on another rank is about to fail here
-                self._flight.surface()
+            self._land()  # it is all ranks' commit: what failed on another rank is about to fail here
             raise RankFailed(f"another rank failed before step {step}: its own error says why")
         return _Decision(step, ballot.due, ballot.preempted)
 
     def _moment(self, step: int) -> Moment:
-        last = self._last if self._saved is None else self._saved
-        return Moment(step, last, time.monotonic() - self._since, self.is_saving_in_progress())
+        last = self._last if self._saved.step is None else self._saved.step
+        return Moment(step, last, time.monotonic() - self._saved.at, self.is_saving_in_progress())
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
@@ -335,5 +345,18 @@ class CheckpointManager:
         if error is not None:
             raise error
         if self._flight is not None and self._flight.done():
-            self._flight.surface()
+            self._land()
         self._upkeep.surface()
+
+    def _land(self) -> None:
+        """Wait for the commit in flight, and raise what failed of it."""
+        if self._flight is not None:
+            try:
+                self._flight.surface()
+            finally:
+                self._take_back()
+
+    def _take_back(self) -> None:
+        """What failed in the background was not saved."""
+        if self._flight is not None and self._flight.done() and self._flight.exception() is not None:
+            self._flight, self._saved = None, self._before_flight

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,50 @@ def test_a_commit_that_failed_is_told_by_the_next_call_once(gated, state, call):
     assert manager.save(2, state())
     manager.close()
     assert store.steps() == [2]
+
+
+@pytest.mark.parametrize("call", ["save", "should_save", "join"])
+def test_a_step_whose_commit_failed_is_not_saved_already(gated, state, call):
+    store, gate = gated
+    with CheckpointManager(store, 5) as manager:
+        gate.error = StorageFull("no space")
+        manager.save(0, state())
+        if call != "join":
+            assert manager._flight and manager._flight.exception()
+        arguments = {"save": (5, state()), "should_save": (5,), "join": ()}[call]
+        with pytest.raises(StorageFull):
+            getattr(manager, call)(*arguments)
+        assert manager.should_save(0) and manager.save(0, state())
+        assert not manager.should_save(0)
+        assert manager.save(5, state()) and not manager.should_save(5)
+    assert store.steps() == [0, 5]
+
+
+def test_nor_is_one_that_failed_while_the_next_was_being_saved(gated, state):
+    store, gate = gated
+    with CheckpointManager(store, 1) as manager:
+        gate.gate.clear()
+        gate.error = StorageFull("no space")
+        manager.save(0, state())
+        assert gate.reached.wait(60) and manager.should_save(1)
+        threading.Thread(target=gate.gate.set).start()
+        with pytest.raises(StorageFull):
+            manager.save(1, state())
+        assert manager.save(0, state()) and manager.save(1, state())
+    assert store.steps() == [0, 1]
+
+
+def test_a_commit_that_failed_beside_one_that_did_not(gated, state):
+    """Its error is told once, and takes nothing back of what was saved since."""
+    store, gate = gated
+    with CheckpointManager(store, 1) as manager:
+        gate.error = StorageFull("no space")
+        manager.save(0, state())
+        with pytest.raises(StorageFull):
+            manager.join()
+        manager.save(1, state())
+        manager.join()
+        assert not manager.should_save(1)
 
 
 def test_dropping_that_failed_is_told_too(gated, state):

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptstore
-from ckptstore import CheckpointManager, InvalidArgument, Moment, SaveAt, SaveEvery, SaveEverySeconds, SaveIf
+from ckptstore import (
+    CheckpointManager,
+    InvalidArgument,
+    Moment,
+    SaveAt,
+    SaveEvery,
+    SaveEverySeconds,
+    SaveIf,
+    StorageFull,
+)
 
 MOMENTS = st.builds(
     Moment, st.integers(0, 60), st.none() | st.integers(0, 60), st.floats(0, 100, allow_nan=False), st.booleans()
@@ -83,3 +92,24 @@ def test_as_often_as_may_be(gated, state):
         gate.gate.set()
         manager.join()
         assert manager.save(3, state())
+
+
+def test_a_commit_that_failed_was_no_save(gated, state):
+    store, gate = gated
+    seen = []
+
+    def choose(moment):
+        seen.append(moment)
+        return True
+
+    with CheckpointManager(store, SaveIf(choose)) as manager:
+        for step, error in enumerate([None, StorageFull("no space"), None]):
+            gate.error = error
+            manager.save(step, state())
+            if error is None:
+                manager.join()
+            else:
+                with pytest.raises(StorageFull):
+                    manager.join()
+    assert [moment.last for moment in seen] == [None, 0, 0]
+    assert seen[2].seconds > seen[1].seconds
