@@ -76,6 +76,7 @@ class CheckpointManager:
         keep: Policy | None = None,
         grace: float = DEFAULT_GRACE,
         async_: bool = True,
+        just_in_time: bool = True,
         on_preemption: bool = True,
         process_group: dist.ProcessGroup | None = None,
         replicated: str | Sequence[str] | None = None,
@@ -91,6 +92,7 @@ class CheckpointManager:
                 KeepBest whose metric no commit has is warned of; where nothing else keeps any, none is dropped.
             grace: seconds for which a dropped step can be restored, and takes up space.
             async_: whether `save` returns before the commit is durable.
+            just_in_time: see `Store.commit_async`; False where others than optimizers' steps change parameters.
             on_preemption: save once more, at the next step, when SIGTERM or SIGUSR1 comes. Earlier handlers are called
                 too, and put back by `close`; without one, these signals do not end the process until then. A signal
                 with a handler that is not Python's, as faulthandler's, is left to it, with a warning.
@@ -108,7 +110,7 @@ class CheckpointManager:
         self._policy = as_policy(save_interval)
         check_terms(keep, grace)
         self._store, self._keep, self._grace = store, keep, grace
-        self._background, self._allow_pickle = async_, allow_pickle
+        self._background, self._just_in_time, self._allow_pickle = async_, just_in_time, allow_pickle
         self._replicated = as_globs(replicated, "replicated")
         self._agreement, self._group = Agreement(process_group), process_group
         self._upkeep = Upkeep(self._drop)
@@ -282,7 +284,7 @@ class CheckpointManager:
             "replicated": self._replicated,
         }
         if background:
-            handle = self._store.commit_async(state, **options)
+            handle = self._store.commit_async(state, just_in_time=self._just_in_time, **options)
             self._flight, self._before_flight = handle, self._saved
             self._tidy(lambda: handle.exception() is None)
         else:

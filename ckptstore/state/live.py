@@ -99,7 +99,8 @@ class Lender:
             if self._spoilt if self._state is _State.SETTLED else self._has_changed():
                 raise StateError(
                     f"{self._path!r} was changed, and not by its optimizer's step, before it was stored: "
-                    "call the handle's wait_staged() before that, or commit with just_in_time=False"
+                    "call the handle's wait_staged() before that, or commit with just_in_time=False, "
+                    "which a CheckpointManager takes too"
                 )
 
     def copied(self) -> Kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -13,18 +14,23 @@ from ckptstore.state.composites import is_dense
 from ckptstore.state.shards import is_sharded, part_of
 from ckptstore.state.tensors import Array, same_place
 
+_EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
 
 class Owned:
     """Parameters of some optimizers and tensors of their state, as they are now; of DTensors, this process's parts.
 
-    What else an optimizer refers to, such as a learning rate that is a tensor, is also changed by others.
+    What else an optimizer refers to, such as a learning rate that is a tensor, is also changed by others. So is what
+    has its storage among `changing`.
     """
 
-    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+    def __init__(self, optimizers: Iterable[Optimizer], changing: AbstractSet[int] = frozenset()) -> None:
         self._places: dict[Hashable, list[Tensor]] = {}
         self._sharing: dict[int, list[Optimizer]] = {}
         for optimizer in optimizers:
             for tensor in _tensors(optimizer):
+                if _storage(tensor) in changing:
+                    continue
                 self._places.setdefault(same_place(tensor), []).append(tensor)
                 owners = self._sharing.setdefault(_storage(tensor), [])
                 if optimizer not in owners:
@@ -44,6 +50,13 @@ class Owned:
 def storages(optimizer: Optimizer) -> set[int]:
     """Where the memory begins that an optimizer may change."""
     return {_storage(tensor) for tensor in _tensors(optimizer)}
+
+
+def changed_by_calls(values: Iterable[object]) -> set[int]:
+    """Where the memory begins that modules among these change when they are called: embeddings with a `max_norm`."""
+    found = (part for value in values if isinstance(value, torch.nn.Module) for part in value.modules())
+    weights = [part.weight for part in found if isinstance(part, _EMBEDDINGS) and part.max_norm is not None]
+    return {_storage(tensor) for tensor in _within(weights) if _is_plain(tensor)}
 
 
 def _tensors(optimizer: Optimizer) -> Iterator[Tensor]:

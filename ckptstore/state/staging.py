@@ -19,7 +19,7 @@ from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.live import JustInTime, Lender, LiveLeaf, live_leaf
-from ckptstore.state.optimizers import Owned
+from ckptstore.state.optimizers import Owned, changed_by_calls
 from ckptstore.state.pieces import PiecedLeaf
 from ckptstore.state.shards import form_of
 from ckptstore.state.steps import Hooks, is_within_one, tells_of_steps
@@ -90,7 +90,7 @@ class Stager:
         optimizers = [it for it in flat.stateful.values() if tells_of_steps(it)] if watched else []
         there = self._devices.stage(single, apart=True)
         here = {path: leaf for path, leaf in single.items() if path not in there}
-        live, owners = self._live(here, flat.sharded, Owned(optimizers))
+        live, owners = self._live(here, flat.sharded, Owned(optimizers, changed_by_calls(flat.stateful.values())))
         self._hooks.attach(owners)
         staged = there | live | self._copies({path: leaf for path, leaf in here.items() if path not in live})
         sharded = {path: form_of(tensor) for path, tensor in flat.sharded.items()}

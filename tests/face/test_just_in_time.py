@@ -269,6 +269,29 @@ def test_what_was_changed_by_hand_before_a_step_is_told(slowed):
         handle.result()
 
 
+@pytest.mark.parametrize("bag", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_embedding_may_keep_to_its_norm(slowed, bag, tied):
+    """Its call changes its weight in place."""
+    store, storage = slowed
+    table = nn.EmbeddingBag(300, WIDE, max_norm=0.1) if bag else nn.Embedding(300, WIDE, max_norm=0.1)
+    model = nn.Sequential(table, nn.Linear(WIDE, 300))
+    if tied:
+        model[1].weight = table.weight
+    optimizer = torch.optim.AdamW(model.parameters())
+    words = torch.arange(300).view(20, 15)
+    for number in range(3):
+        expected = copy.deepcopy(model.state_dict())
+        storage.gate.clear()
+        handle = store.commit_async({"model": model, "optimizer": optimizer}, step=number)
+        model(words).sum().backward()
+        assert not model.state_dict()["0.weight"].equal(expected["0.weight"])
+        storage.gate.set()
+        handle.result()
+        assert_same(store.checkout(number)["model"], expected)
+        optimizer.step()
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("shared", ["weights", "moments"])
 def test_another_optimizer_of_the_same_tensors_waits_too(slowed, fused, shared):

@@ -86,6 +86,21 @@ def test_saved_now_or_in_the_background(gated, state):
         assert manager.latest_step() == 1 and not manager.is_saving_in_progress()
 
 
+def test_what_changes_parameters_outside_of_steps_needs_a_copy_at_once(gated):
+    store, gate = gated
+    weight = torch.nn.Parameter(torch.zeros(5000))
+    state = {"w": weight, "optimizer": torch.optim.SGD([weight])}
+    with CheckpointManager(store, 1, just_in_time=False) as manager:
+        for step in range(3):
+            gate.gate.clear()
+            manager.save(step, state)
+            with torch.no_grad():
+                weight.add_(1)
+            gate.gate.set()
+            manager.join()
+            assert float(store.read(step, "w").detach()[0]) == step
+
+
 def test_restore(store, state):
     with CheckpointManager(store, 1) as manager:
         with pytest.raises(StepNotFound, match="no step yet"):

@@ -152,6 +152,14 @@ def test_only_what_optimizers_own_stays_live(stager):
     assert unmoved(staged, state) == set()
 
 
+def test_what_a_call_of_a_module_changes_is_copied(stager):
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 60, max_norm=1.0), torch.nn.Linear(60, 50))
+    state = {"model": model, "o": torch.optim.SGD(model.parameters())}
+    staged = stager.stage(flatten(state), just_in_time=True)
+    assert unmoved(staged, {"model": model.state_dict()}) == {"model/1.weight"}
+    staged.just_in_time.close()
+
+
 @given(st.lists(dense_tensors() | numpy_arrays(), min_size=1, max_size=4))
 def test_every_array_is_staged_as_it_is(arrays):
     stager = Stager(FINGERPRINT)
