@@ -6,9 +6,10 @@ its leaves are settled: what was not borrowed yet is copied, and loans are waite
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 from threading import Condition, Lock
 
 import numpy as np
@@ -184,42 +185,58 @@ class JustInTime:
     """
 
     def __init__(self, owners: Mapping[Optimizer, Sequence[Lender]], buffers: KeptBuffers) -> None:
-        self._lenders = {id(optimizer): list(lenders) for optimizer, lenders in owners.items()}
         self._buffers = buffers
+        self._lenders = {id(optimizer): list(lenders) for optimizer, lenders in owners.items()}
+        self._all = list(dict.fromkeys(chain.from_iterable(self._lenders.values())))
+        self._by_storage: dict[int, list[Lender]] = {}
+        for lender in self._all:
+            self._by_storage.setdefault(lender.storage, []).append(lender)
+        self._first_open = 0
         self._settling = Lock()
         watch(self)
 
     def prepare(self) -> None:
         """Fault in the memory that copies may need: that of the last leaves first, which are mostly read last."""
-        for lender in reversed(self._all()):
+        for lender in reversed(self._all):
             lender.prepare()
 
     def settle_all(self) -> None:
         """Return once anybody may change the tensors."""
-        self._settled(self._all())
+        self._settled(self._all)
 
     def close(self) -> None:
         """The commit is over; to be called by its thread."""
-        for lender in self._all():
+        for lender in self._all:
             lender.abandon()
         self.forget()
         unwatch(self)
 
     def forget(self) -> None:
         """There is no commit any more that could read anything."""
-        self._lenders = {}
+        self._lenders, self._all, self._by_storage = {}, [], {}
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Return once this optimizer may change what it owns, also what it was given or made over since."""
         self._settled(self._lenders.get(id(optimizer), ()))
-        others = [lender for lender in self._all() if not lender.may_change()]
-        if others:
-            touched = storages(optimizer)
-            self._settled([lender for lender in others if lender.storage in touched])
+        if self._any_open():
+            by_storage = self._by_storage
+            self._settled([lender for at in storages(optimizer) for lender in by_storage.get(at, ())])
 
-    def _settled(self, lenders: Sequence[Lender]) -> None:
-        if lenders:
-            self._buffers.errands.run(lambda: self._settle(lenders))
+    def _any_open(self) -> bool:
+        """Whether any may not change yet. Looks once at each of those that may, which they do for good.
+
+        Several threads may look at once: whichever writes last, all before `_first_open` may change.
+        """
+        lenders, at = self._all, self._first_open
+        while at < len(lenders) and lenders[at].may_change():
+            at += 1
+        self._first_open = at
+        return at < len(lenders)
+
+    def _settled(self, lenders: Iterable[Lender]) -> None:
+        waited_for = [lender for lender in lenders if not lender.may_change()]
+        if waited_for:
+            self._buffers.errands.run(lambda: self._settle(waited_for))
 
     def _settle(self, lenders: Sequence[Lender]) -> None:
         with self._settling:
@@ -232,6 +249,3 @@ class JustInTime:
                     lender.settle(well=well)
             for lender in lenders:  # not before all are settled: who has a loan of one may wait to borrow the next
                 lender.wait()
-
-    def _all(self) -> list[Lender]:
-        return list(dict.fromkeys(lender for lenders in self._lenders.values() for lender in lenders))

@@ -160,6 +160,36 @@ def test_what_a_call_of_a_module_changes_is_copied(stager):
     staged.just_in_time.close()
 
 
+def test_each_optimizer_waits_once_for_what_it_owns(stager, monkeypatch):
+    """Also while leaves of others are still on loan, or live."""
+    weights = [torch.nn.Parameter(torch.randn(50, 60)) for _ in range(5)]
+    optimizers = [torch.optim.SGD([weight]) for weight in weights]
+    staged = stager.stage(flatten({"w": weights, "o": optimizers}), just_in_time=True)
+    run, errands = stager._buffers.errands.run, []
+
+    def counted(work):
+        errands.append(work)
+        run(work)
+
+    monkeypatch.setattr(stager._buffers.errands, "run", counted)
+    lenders = [leaf.lender for path, leaf in staged.flat.leaves.items() if path.startswith("w/")]
+    _, loan = lenders[1].borrow(0, 100)
+    others = [optimizers[0], *optimizers[2:4]]
+    for count in (3, 3, 3):
+        for optimizer in others:
+            optimizer.step()
+        assert len(errands) == count
+    assert [lender.may_change() for lender in lenders] == [True, False, True, True, False]
+    loan.end()
+    for count in (5, 5):
+        for optimizer in optimizers:
+            optimizer.step()
+        assert len(errands) == count
+    torch.optim.SGD(weights).step()
+    assert len(errands) == 5 and all(lender.may_change() for lender in lenders)
+    staged.just_in_time.close()
+
+
 @given(st.lists(dense_tensors() | numpy_arrays(), min_size=1, max_size=4))
 def test_every_array_is_staged_as_it_is(arrays):
     stager = Stager(FINGERPRINT)
