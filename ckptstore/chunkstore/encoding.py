@@ -24,6 +24,9 @@ class Loan(Protocol):
     def keep(self) -> memoryview:
         """A copy of its bytes that lasts."""
 
+    def rest(self) -> None:
+        """Let it change, once its bytes are copied; nobody looks at them before `keep`."""
+
     def end(self) -> None:
         """Let it change."""
 

@@ -162,6 +162,8 @@ class ChunkWriter:
                 (lasting,) = _keep([piece])
                 piece.loan.end()
             found.append((self._payloads.digest.compute(lasting.data), lasting))
+            if lasting.loan is not None:
+                lasting.loan.rest()
         self._advance(sum(len(piece.data) for piece in group if piece.counts))
         return found
 

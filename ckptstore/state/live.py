@@ -1,7 +1,8 @@
 """Leaves that are read where training keeps them, and copied only when an optimizer is about to change them.
 
 A pipeline borrows a leaf's memory piece by piece, front to back, and ends each loan soon. Before an optimizer steps,
-its leaves are settled: what was not borrowed yet is copied, and loans are waited for.
+its leaves are settled: what was not borrowed yet is copied, loans are waited for, and what is on loan unread
+is copied too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Lender:
         self._turn = Condition()
         self._state = _State.LIVE
         self._borrowed_to = self._loans = 0
+        self._at_rest: set[Loan] = set()
+        self._moved: set[Loan] = set()
         self._spoilt = False
 
     def borrow(self, start: int, stop: int) -> tuple[memoryview, Loan | None]:
@@ -79,12 +82,21 @@ class Lender:
                 self._turn.notify_all()
 
     def wait(self) -> None:
-        """After `settle`: once no loan is left, the tensor may change."""
+        """After `settle`: once no loan is left, but for those at rest, which get a copy, the tensor may change."""
         with self._turn:
-            self._turn.wait_for(lambda: not self._loans)
+            self._turn.wait_for(lambda: self._loans <= len(self._at_rest))
+            for loan in self._at_rest:
+                self._copy(loan)
+            self._spoilt = self._spoilt or (bool(self._at_rest) and self._has_changed())
+            self._moved |= self._at_rest
+            self._at_rest = set()
+            self._loans = 0
 
     def may_change(self) -> bool:
-        """Whether it is settled and no loan is left; looked at in this order, since then there are no new ones."""
+        """Whether it is settled and no loan is left; looked at in this order, since then there are no new ones.
+
+        Once it may, it may for good.
+        """
         return self._state is _State.SETTLED and not self._loans
 
     def abandon(self) -> None:
@@ -92,6 +104,7 @@ class Lender:
         with self._turn:
             self._state = _State.SETTLED
             self._loans = 0
+            self._at_rest = set()
             self._turn.notify_all()
 
     def check(self) -> None:
@@ -109,17 +122,32 @@ class Lender:
         self.check()
         return self._kept()
 
-    def keep(self, start: int, stop: int) -> memoryview:
-        """A copy of borrowed bytes that lasts until the next commit."""
-        target = self._kept().content[start:stop]
-        np.copyto(target, self._live()[start:stop])
-        return target.data
+    def keep(self, loan: Loan) -> memoryview:
+        """See `Loan.keep`."""
+        with self._turn:
+            self._at_rest.discard(loan)
+            moved = loan in self._moved
+        if not moved:
+            self._copy(loan)
+        return self._kept().content[loan.start : loan.stop].data
 
-    def end_loan(self) -> None:
+    def rest(self, loan: Loan) -> None:
+        """See `Loan.rest`."""
+        with self._turn:
+            self._at_rest.add(loan)
+            self._turn.notify_all()
+
+    def end(self, loan: Loan) -> None:
         """See `Loan.end`."""
         with self._turn:
-            self._loans -= 1
-            self._turn.notify_all()
+            if loan not in self._moved:
+                self._at_rest.discard(loan)
+                self._loans -= 1
+                self._turn.notify_all()
+
+    def _copy(self, loan: Loan) -> None:
+        part = slice(loan.start, loan.stop)
+        np.copyto(self._kept().content[part], self._live()[part])
 
     def _live(self) -> Bytes:
         """The memory, also after torch moved it, to share it with another process for instance."""
@@ -152,11 +180,15 @@ class Loan:
 
     def keep(self) -> memoryview:
         """A copy that lasts until the next commit."""
-        return self.lender.keep(self.start, self.stop)
+        return self.lender.keep(self)
+
+    def rest(self) -> None:
+        """Let the tensor change once these bytes are copied; nobody looks at them until `keep`."""
+        self.lender.rest(self)
 
     def end(self) -> None:
         """Let the tensor change; the live bytes are not looked at any more."""
-        self.lender.end_loan()
+        self.lender.end(self)
 
 
 class LiveLeaf(TensorLeaf, frozen=True, eq=False):

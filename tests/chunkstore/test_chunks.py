@@ -122,15 +122,20 @@ def test_one_session_stores_a_content_once_however_often_it_writes(chunks, monke
 
 
 class Lent:
-    """Bytes that change as soon as their loan ends."""
+    """Bytes that change as soon as their loan rests or ends."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.kept, self.ended = bytearray(data), 0, 0
+        self._before = data
 
     def keep(self) -> memoryview:
         assert not self.ended
         self.kept += 1
-        return memoryview(bytes(self.data))
+        return memoryview(self._before)
+
+    def rest(self) -> None:
+        assert not self.ended
+        self.data[:] = bytes(len(self.data))
 
     def end(self) -> None:
         self.data[:] = bytes(len(self.data))

@@ -21,6 +21,7 @@ from torch.optim import swa_utils
 import ckptstore
 from ckptstore import CommitInFlight, InvalidArgument, StateError, StepExists, StorageFull
 from ckptstore.chunkstore import ChunkStore
+from ckptstore.chunkstore.claims import SessionClaims
 from ckptstore.opening import open_parts
 from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
@@ -238,6 +239,40 @@ def test_a_step_waits_for_no_storage(slowed):
     storage.gate.set()
     handle.result()
     assert_same(store.checkout(0), expected)
+
+
+@pytest.mark.parametrize("there", ["all of it", "half of it"])
+def test_a_step_waits_for_no_catalog(slowed, monkeypatch, there):
+    """Neither where leaves look as they did at the last commit, whether they did change or not."""
+    store, _ = slowed
+    weights = [nn.Parameter(torch.randn(500, 700)) for _ in range(3)]
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    store.commit({"w": weights}, step=0)
+    if there == "half of it":
+        for weight in weights[::2]:
+            weight.grad = torch.zeros_like(weight)
+            weight.grad[::100, 100] = 1.0
+        optimizer.step()
+    expected = copy.deepcopy(weights)
+    pin, gate, reached = SessionClaims.pin, threading.Event(), threading.Event()
+
+    def waiting(self, digests):
+        reached.set()
+        assert gate.wait(60)
+        return pin(self, digests)
+
+    monkeypatch.setattr(SessionClaims, "pin", waiting)
+    handle = store.commit_async({"w": weights, "optim": optimizer}, step=1)
+    assert reached.wait(60)
+    stepping = threading.Thread(target=step, args=(weights, optimizer))
+    stepping.start()
+    stepping.join(20)
+    waits = stepping.is_alive()
+    gate.set()
+    handle.result()
+    stepping.join()
+    assert not waits
+    assert_same(store.checkout(1)["w"], expected)
 
 
 def test_what_is_changed_by_hand_is_told(slowed):

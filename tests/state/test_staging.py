@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptstore.errors import StateError
 from ckptstore.format.digests import digest_named
 from ckptstore.state.kept import KeptBuffers
 from ckptstore.state.live import live_leaf
@@ -198,6 +200,57 @@ def test_every_array_is_staged_as_it_is(arrays):
         assert_same(unflatten(staged.flat.containers, tensors(staged.flat)), {"arrays": arrays})
         stager.remember()
     stager.close()
+
+
+def settled_with(loans):
+    """A lender of numbers of whose loans some are at rest, claimed and settled."""
+    buffers, tensor = KeptBuffers(), torch.arange(10, dtype=torch.int32)
+    lender = live_leaf("x", TensorLeaf(tensor), [], buffers).lender
+    made = [loan for at in range(0, 4 * len(loans), 4) if (loan := lender.borrow(at, at + 4)[1]) is not None]
+    for loan, rests in zip(made, loans, strict=True):
+        if rests:
+            loan.rest()
+    buffers.copy(lender.claim())
+    lender.settle(well=True)
+    return buffers, tensor, lender, made
+
+
+def test_what_is_at_rest_is_copied_before_the_tensor_changes():
+    buffers, tensor, lender, (first, second) = settled_with([True, True])
+    before = bytes(tensor.numpy())
+    assert not lender.may_change()
+    lender.wait()
+    assert lender.may_change()
+    tensor.add_(1)
+    assert bytes(first.keep()) + bytes(second.keep()) == before[:8]
+    for loan in (first, second):
+        loan.end()
+        assert lender.may_change()
+    assert bytes(lender.copied().content) == before
+    buffers.close()
+
+
+def test_what_is_read_again_is_waited_for():
+    buffers, _, lender, (first, second) = settled_with([True, False])
+    first.keep()
+    waiting = threading.Thread(target=lender.wait)
+    waiting.start()
+    second.rest()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    first.end()
+    waiting.join()
+    assert lender.may_change()
+    buffers.close()
+
+
+def test_what_changes_before_it_is_copied_at_rest_is_told():
+    buffers, tensor, lender, _ = settled_with([True])
+    tensor.add_(1)
+    lender.wait()
+    with pytest.raises(StateError, match="'x' was changed"):
+        lender.check()
+    buffers.close()
 
 
 def test_a_tensor_that_is_lent_may_not_change_though_it_was_settled():
