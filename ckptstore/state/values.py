@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import pickle
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain
+from typing import Any, cast
 
 import msgspec
 
@@ -23,6 +24,7 @@ _SEQUENCES = frozenset({list, tuple, set, frozenset})
 _MAPPINGS = frozenset({"dict", "OrderedDict"})
 _SETS = frozenset({"set", "frozenset"})
 _MOST_NESTED = 32
+_LONG = 8
 _LEAST_INT, _MOST_INT = -(1 << 63), (1 << 64) - 1
 _ADVICE = "store plain values and tensors, give its class state_dict and load_state_dict, or pass allow_pickle=True"
 
@@ -33,9 +35,7 @@ def is_plain(value: object, depth: int = 0) -> bool:
     """Whether a value is one leaf: a scalar of a known kind, or a sequence or set of such, not nested too deeply."""
     cls = type(value)
     if cls in _SEQUENCES:
-        types = set(map(type, value))  # type: ignore[call-overload]
-        within = depth < _MOST_NESTED
-        return types <= _SCALARS or (within and all(is_plain(item, depth + 1) for item in value))  # type: ignore[attr-defined]
+        return _all_plain(cast("Collection[object]", value), depth)
     if cls in _SCALARS:
         return True
     kind = kind_of(value)
@@ -48,7 +48,7 @@ def encode(value: object, path: str, *, allow_pickle: bool = False) -> Value:
     if value is None or cls is bool or cls is bytes:
         return value
     if cls is list:
-        return [encode(item, path, allow_pickle=allow_pickle) for item in value]  # type: ignore[attr-defined]
+        return _encode_list(cast("list[object]", value), path, allow_pickle=allow_pickle)
     if cls in _SCALARS:
         return _encode_scalar(value)
     kind = kind_of(value)
@@ -109,6 +109,51 @@ def _decode(encoded: Value, path: str, *, allow_pickle: bool) -> object:
     raise UnknownType(f"{path!r} is a {name!r}, which this version of ckptstore does not know: use a newer one")
 
 
+def _all_plain(values: Collection[object], depth: int) -> bool:
+    types = set(map(type, values))
+    if types <= _SCALARS:
+        return True
+    if depth >= _MOST_NESTED:
+        return False
+    if types <= _SEQUENCES and _SCALARS.issuperset(map(type, _items(values))):
+        return True
+    return all(is_plain(item, depth + 1) for item in values)
+
+
+def _encode_list(values: list[object], path: str, *, allow_pickle: bool) -> list[Value]:
+    """Most long lists are all alike: then nothing is decided for each item."""
+    if len(values) >= _LONG:
+        if _stand_for_themselves(values):
+            return list(values)
+        if set(map(type, values)) == {tuple} and _stand_for_themselves(list(_items(values))):
+            return [{"tuple": list(item)} for item in cast("list[tuple[object, ...]]", values)]
+    return [encode(item, path, allow_pickle=allow_pickle) for item in values]
+
+
+def _items(sequences: Collection[object]) -> Iterator[object]:
+    return chain.from_iterable(cast("Collection[Collection[object]]", sequences))
+
+
+def _stand_for_themselves(values: Collection[Any]) -> bool:
+    """Whether all are scalars without a form of their own; may deny it of floats of which infinite ones cancel out."""
+    types = set(map(type, values))
+    if not types <= _SCALARS:
+        return False
+    alone = len(types) == 1
+    return all(
+        check(values if alone else [value for value in values if type(value) is cls])
+        for cls, check in _CHECKS.items()
+        if cls in types
+    )
+
+
+_CHECKS: dict[type, Callable[[Collection[Any]], bool]] = {
+    int: lambda values: min(values) >= _LEAST_INT and max(values) <= _MOST_INT,
+    float: lambda values: not math.isnan(sum(values)),
+    str: lambda values: all(map(str.isascii, values)),
+}
+
+
 def _encode_scalar(value: Any) -> Value:
     """An int, float or str, in a form of its own where msgpack has none or where NaN would not equal itself."""
     if type(value) is int and not _LEAST_INT <= value <= _MOST_INT:
@@ -137,8 +182,14 @@ def _encode_kind(kind: Kind, value: object, path: str) -> Value:
         raise UnsupportedLeaf(path, type_name(value), str(error)) from None
     inner = encode(told, path)
     if kind.name in _SETS:
-        inner.sort(key=_sort_key)
+        _sort(inner)
     return {kind.name: inner}
+
+
+def _sort(encoded: list[Any]) -> None:
+    """By their msgpack; of natural numbers that is their order."""
+    natural = set(map(type, encoded)) == {int} and min(encoded) >= 0
+    encoded.sort(key=None if natural else _sort_key)
 
 
 def _pickled(value: object, path: str) -> bytes:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptstore.errors import CorruptData, PickleRefused, UnknownType, UnsupportedLeaf
 from ckptstore.state.values import decode, encode, is_plain
@@ -63,6 +64,67 @@ def test_equal_values_have_equal_encodings(value: object):
 def test_special_values(value: object):
     assert is_plain(value)
     assert_same(stored(value), value)
+
+
+def one_by_one(value):
+    """The encoded form, of which nothing is decided for several values at once."""
+    if isinstance(value, list):
+        return [one_by_one(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [one_by_one(item) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {type(value).__name__: sorted(map(one_by_one, value), key=msgspec.msgpack.encode)}
+    return encode(value, "p")
+
+
+EDGES: list[object] = [
+    0,
+    127,
+    128,
+    -1,
+    -32,
+    -33,
+    -(1 << 63),
+    -(1 << 63) - 1,
+    (1 << 64) - 1,
+    1 << 64,
+    True,
+    None,
+    b"x",
+    "x",
+    "é",
+]
+EDGES += ["\ud800", "\udc00", 0.0, -0.0, 1e308, float("inf"), -float("inf"), float("nan"), np.int64(3), Level.LOW]
+ALIKE = st.one_of(
+    st.lists(st.integers(0, 1 << 64), min_size=8),
+    st.lists(st.integers(-(1 << 64), 1 << 65)),
+    st.lists(st.floats()),
+    st.lists(st.text(st.characters(exclude_categories=()))),
+    st.lists(st.sampled_from(EDGES)),
+)
+PLAIN = ALIKE | ALIKE.map(tuple) | ALIKE.map(set) | ALIKE.map(frozenset)
+
+
+@given(st.lists(st.sampled_from(EDGES) | PLAIN, max_size=12) | st.lists(ALIKE.map(tuple), min_size=8) | PLAIN)
+def test_many_at_once_are_encoded_as_one_by_one(values):
+    assert is_plain(values)
+    assert msgspec.msgpack.encode(encode(values, "p")) == msgspec.msgpack.encode(one_by_one(values))
+    assert_same(stored(values), values)
+
+
+@pytest.mark.parametrize("edge", EDGES, ids=repr)
+def test_nor_does_one_of_them_hide_among_the_others(edge):
+    for others in ([*range(1, 9)], [0.5] * 8, ["x"] * 8, [None, "x", 0.5, 2, b""] * 2, [True] * 8):
+        values = [*others, edge]
+        for each in (values, [(other, edge) for other in others], {*values}):
+            assert msgspec.msgpack.encode(encode(each, "p")) == msgspec.msgpack.encode(one_by_one(each))
+
+
+def test_what_is_encoded_does_not_change_with_the_value():
+    numbers = list(range(9))
+    found = encode([numbers, [(1, 2)]], "p")
+    numbers.append(9)
+    assert found == [[*range(9)], [{"tuple": [1, 2]}]]
 
 
 def test_ints_of_any_size():
