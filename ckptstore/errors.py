@@ -129,12 +129,12 @@ class StateError(CkptStoreError):
 class UnsupportedLeaf(StateError, TypeError):
     """A leaf whose type has no encoding."""
 
-    def __init__(self, path: str, kind: str, advice: str) -> None:
-        super().__init__(f"cannot store {path!r}: {kind}; {advice}")
-        self.path, self.kind, self._advice = path, kind, advice
+    def __init__(self, path: str, kind: str, advice: str, use: str = "store") -> None:
+        super().__init__(f"cannot {use} {path!r}: {kind}; {advice}")
+        self.path, self.kind, self._advice, self._use = path, kind, advice, use
 
-    def __reduce__(self) -> tuple[type[UnsupportedLeaf], tuple[str, str, str]]:
-        return type(self), (self.path, self.kind, self._advice)
+    def __reduce__(self) -> tuple[type[UnsupportedLeaf], tuple[str, ...]]:
+        return type(self), (self.path, self.kind, self._advice, self._use)
 
 
 class StateMismatch(StateError):

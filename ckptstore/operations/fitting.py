@@ -22,6 +22,8 @@ from ckptstore.state.tensors import Array, TensorLeaf, check_fits
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+_PLAIN = "a plain value in the target"
+
 
 class Fitting:
     """The arrays of one commit beside those of one target.
@@ -125,7 +127,9 @@ class Fitting:
             elif isinstance(leaf, TensorLeaf):
                 yield f"{path}: a plain value in the commit, a tensor in the target"
             elif isinstance(wanted, TensorEntry):
-                yield f"{path}: a tensor in the commit, a plain value in the target"
+                lazy = path in self._owned.uninitialised
+                own = "not initialised yet in the target: call the lazy module once first" if lazy else _PLAIN
+                yield f"{path}: a tensor in the commit, {own}"
 
     def _other_composites(self) -> Iterator[str]:
         """A sparse or quantised tensor is filled through its parts, so that what is beside these must be the same."""

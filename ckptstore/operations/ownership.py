@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ckptstore.format.manifest import Entry, Manifest
 from ckptstore.operations.paths import chosen
 from ckptstore.operations.renumbering import renumbered
-from ckptstore.state.paths import split
+from ckptstore.state.paths import segment, split
 from ckptstore.state.stateful import is_exact
 from ckptstore.state.tree import Flat
 
@@ -44,6 +45,11 @@ class Ownership:
     def wanted(self) -> dict[str, Entry]:
         """The commit's leaves that are loaded."""
         return {path: entry for path, entry in self._selected.items() if path in self.flat.leaves or self.is_free(path)}
+
+    @cached_property
+    def uninitialised(self) -> set[str]:
+        """Paths of what lazy modules have no shape for yet."""
+        return {f"{path}/{segment(name)}" for path, owner in self.flat.stateful.items() for name in _lazy(owner)}
 
     def missing(self) -> list[str]:
         """Paths of which the commit has nothing."""
@@ -109,6 +115,12 @@ class Ownership:
 
     def _is_exact(self, root: str) -> bool:
         return is_exact(self._owners[root])
+
+
+def _lazy(owner: object) -> Iterator[str]:
+    if isinstance(owner, torch.nn.Module):
+        named = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
+        yield from (name for name, tensor in named if is_lazy(tensor))
 
 
 def _extra_states(flat: Flat, owners: Mapping[str, object]) -> Iterator[str]:

@@ -35,7 +35,8 @@ def is_dense(tensor: Tensor) -> bool:
 def open_composite(tensor: Tensor, path: str) -> Opened:
     """A tensor that is not dense, as a container of dense ones. Raises UnsupportedLeaf."""
     if tensor.is_meta:
-        raise UnsupportedLeaf(path, "a tensor on the meta device", "it has no data: materialise it first")
+        advice = "it has no memory: call its module's to_empty(device=…) first, or make it on another device"
+        raise UnsupportedLeaf(path, "a tensor on the meta device", advice, use="store or fill")
     bare = tensor.detach()
     if tensor.is_quantized:
         opened = _open_quantised(bare, path)

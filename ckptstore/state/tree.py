@@ -224,7 +224,8 @@ class _Walk:
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         if composites.is_dense(tensor):
             if not is_backed(tensor):
-                raise UnsupportedLeaf(path, "a tensor whose storage was freed", "bring its memory back first")
+                what, advice = "a tensor whose storage was freed", "bring its memory back first"
+                raise UnsupportedLeaf(path, what, advice, use="store or fill")
             require_storable(path, tensor.itemsize, tensor.shape)
             self._array(tensor, path)
         else:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 import ckptstore
-from ckptstore import InvalidArgument, PathNotFound, PickleRefused, StateMismatch, UnknownType
+from ckptstore import InvalidArgument, PathNotFound, PickleRefused, StateMismatch, UnknownType, UnsupportedLeaf
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import STATES, Colour, Frozen, Pair, Point, record
 
@@ -48,6 +48,32 @@ class Counting:
     def load_state_dict(self, state: Any) -> None:
         self.loaded.append(state)
         self.state = state
+
+
+def test_a_module_without_memory_is_told_what_to_do(store):
+    store.commit({"m": model()}, step=0)
+    with torch.device("meta"):
+        target = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 32))
+    told = r"cannot store or fill 'm/0.weight': a tensor on the meta device; .*call its module's to_empty\(device=…\)"
+    for act in (lambda: store.checkout(0, into={"m": target}), lambda: store.commit({"m": target}, step=1)):
+        with pytest.raises(UnsupportedLeaf, match=told):
+            act()
+    target.to_empty(device="cpu")
+    store.checkout(0, into={"m": target})
+    assert_same(target.state_dict(), model().state_dict())
+
+
+def test_a_lazy_module_is_told_what_to_do(store):
+    store.commit({"a": {"m": model()}}, step=0)
+    target = nn.Sequential(nn.LazyLinear(64), nn.LazyBatchNorm1d(), nn.Linear(64, 32))
+    with pytest.raises(StateMismatch) as caught:
+        store.checkout(0, into={"a": {"m": target}})
+    lazy = "a tensor in the commit, not initialised yet in the target: call the lazy module once first"
+    names = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"]
+    assert caught.value.different == tuple(f"a/m/{name}: {lazy}" for name in names)
+    target(torch.zeros(2, 32))
+    store.checkout(0, into={"a": {"m": target}})
+    assert_same(target.state_dict(), model().state_dict())
 
 
 # tensors, in place
