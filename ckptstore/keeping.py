@@ -92,7 +92,7 @@ class Keeping(Browsing):
 
         Raises:
             GcRefused: as for `plan_gc`; more commits than `most` would go; a pack that a commit needs is missing; or
-                the catalog is older than the storage. Nothing was deleted or removed.
+                the catalog is damaged, or older than the storage. Nothing was deleted or removed.
         """
         plan = self.plan_gc(keep, grace=grace, sweep=sweep, progress=progress)
         gc.check_share(plan, most)

@@ -44,7 +44,10 @@ from ckptstore.unlocking import KeyFile, create_key, read_passphrase, unlock
 
 CATALOG_FILE = "catalog.sqlite"
 _DIGEST = "xxh3_128"
-_BRING_BACK = "bring the catalog back from a copy, or make it anew with ckptstore rebuild"
+_BRING_BACK = (
+    "bring the catalog back from a copy, with no -wal or -shm of another one beside it, or make it anew with ckptstore "
+    "rebuild"
+)
 _ELSEWHERE = "if its catalog lies elsewhere, give catalog= (--catalog); else "
 _MOST_NEARBY = 3
 _DO_WITHOUT = "to read without it, give read_only=True (--read-only) and no catalog="

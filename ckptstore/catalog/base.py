@@ -100,6 +100,11 @@ class Catalog(Protocol):
     def check(self) -> list[str]:
         """What is wrong inside the database itself, a line each; empty when nothing is."""
 
+    def damage(self, *, chunks: bool) -> list[str]:
+        """What is wrong with the file of the database where gc decides by it, a line each; with `chunks`, also where it
+        looks up chunks, which takes longer.
+        """
+
     # a writer's session
 
     def open_session(self, lease_seconds: float) -> str:

@@ -91,8 +91,21 @@ class SqlCatalog:
             return queries.stats(db)
 
     def check(self) -> list[str]:
+        damage = self.damage(chunks=True)
+        if damage:
+            return damage
         with self._database.read() as db:
-            return dialects.integrity(db) + queries.check(db)
+            return queries.check(db)
+
+    def damage(self, *, chunks: bool) -> list[str]:
+        try:
+            with self._database.read() as db:
+                return dialects.integrity(db, () if chunks else collection.DECIDING)
+        except CatalogError as error:
+            told = dialects.damage_told(error)
+            if told is None:
+                raise
+            return [told]
 
     def users(self, pack: str) -> list[str]:
         with self._database.read() as db:

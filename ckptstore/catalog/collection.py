@@ -16,9 +16,14 @@ from ckptstore.catalog.schema import (
     gone_documents,
     loose_documents,
     lost_chunks,
+    manifests,
+    metadata,
     packs,
     pins,
 )
+
+DECIDING = [table.name for table in metadata.sorted_tables if table not in (manifests, chunks)]
+"""The tables that say what is needed: all but the large ones."""
 
 _COMMITS_AT_ONCE = 256
 _PACKS_AT_ONCE = 1024

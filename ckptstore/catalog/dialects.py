@@ -6,12 +6,14 @@ import os
 import re
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, Float, NullPool, QueuePool, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -33,7 +35,10 @@ _COMING_SECONDS = 3.0
 """How long who may only read waits for a writer's log that is just made or removed."""
 
 _FEWER = "raise the server's max_connections, put a pooler before it, or let fewer processes open the store at once"
-_REBUILD = "bring a copy of it back, or move it away and make it anew with ckptstore rebuild"
+_REBUILD = (
+    "move it away with the -wal and -shm beside it, which may be another one's, and bring a copy of it back, or make "
+    "it anew with ckptstore rebuild"
+)
 _DENIED = "42501"
 _ADVICE_BY_CODE = {
     sqlite3.SQLITE_CANTOPEN: "check that it is there and may be read, and that its disk has room for one more file",
@@ -166,12 +171,21 @@ def connect_sqlite(path: str, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def integrity(connection: Connection) -> list[str]:
-    """What the database itself finds wrong with its file; Postgres checks its pages by its own means."""
+def integrity(connection: Connection, tables: Sequence[str] = ()) -> list[str]:
+    """What the database itself finds wrong with its file, or only with some tables and their indexes.
+
+    Postgres checks its pages by its own means.
+    """
     if connection.dialect.name != "sqlite":
         return []
-    found = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check")]
-    return [line for line in found if line != "ok"] + broken_references(connection)
+    return [line for about in _abouts(tables) for line in _integrity(connection, about)]
+
+
+def damage_told(error: CatalogError) -> str | None:
+    """What SQLite said of a file that is not as it wrote it, if that is what the error is of."""
+    cause = error.__cause__
+    said = cause.orig if isinstance(cause, DBAPIError) else cause
+    return str(said) if _code(said) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) else None
 
 
 def ignore_foreign_keys(connection: Connection) -> None:
@@ -180,13 +194,12 @@ def ignore_foreign_keys(connection: Connection) -> None:
         connection.connection.cursor().execute("PRAGMA foreign_keys = OFF")
 
 
-def broken_references(connection: Connection) -> list[str]:
+def broken_references(connection: Connection, about: str = "") -> list[str]:
     """Rows whose foreign key points at nothing, which only SQLite can have."""
     if connection.dialect.name != "sqlite":
         return []
-    return [
-        f"row {row[1]} of {row[0]} points at nothing" for row in connection.exec_driver_sql("PRAGMA foreign_key_check")
-    ]
+    found = connection.exec_driver_sql(f"PRAGMA foreign_key_check{about}")
+    return [f"row {row[1]} of {row[0]} points at nothing" for row in found]
 
 
 def translated(error: BaseException | None, where: str, *, lost: bool = False) -> CkptStoreError:
@@ -204,6 +217,16 @@ def translated(error: BaseException | None, where: str, *, lost: bool = False) -
         StorageReadOnly: "it can be read but not changed from here",
     }.get(kind)
     return kind(f"catalog {where}: {told}" + (f": {advice}" if advice else ""))
+
+
+def _abouts(tables: Sequence[str]) -> list[str]:
+    """What a pragma is told to look at one table, or at all of the file."""
+    return [f"('{table}')" for table in tables] or [""]
+
+
+def _integrity(connection: Connection, about: str) -> list[str]:
+    found = [str(row[0]) for row in connection.exec_driver_sql(f"PRAGMA integrity_check{about}")]
+    return [line for line in found if line != "ok"] + broken_references(connection, about)
 
 
 def _path(url: URL) -> str:

@@ -106,11 +106,12 @@ class GcPlan:
                 between two steps; another gc does the rest.
 
         Raises:
-            GcRefused: a pack that a commit needs is missing from storage, or there is a whole commit that the catalog
-                does not know, which is older then; nothing was removed.
+            GcRefused: the catalog's file is damaged, a pack that a commit needs is missing from storage, or there is a
+                whole commit that the catalog does not know, which is older then; nothing was removed.
         """
         storage, catalog = self.chunks.storage, self.chunks.catalog
         check_callback(progress)
+        _check_undamaged(catalog, rewriting=bool(self.rewrite))
         _check_needed_packs(storage, catalog)
         fenced = catalog.fence_expired()
         if self.delete or self.rewrite or catalog.garbage(self.grace) != Objects([], []):
@@ -274,6 +275,19 @@ def _sweep(storage: Storage) -> int:
     if not isinstance(storage, Sweeping):
         return 0
     return sum(storage.sweep_temporary(prefix, _UNFINISHED_SECONDS) for prefix in _WRITTEN)
+
+
+def _check_undamaged(catalog: Catalog, *, rewriting: bool) -> None:
+    """A log that was left beside a catalog from a copy is laid over it when that is opened, and SQLite does not notice.
+
+    So an index may tell of fewer commits than there are.
+    """
+    for found in catalog.damage(chunks=rewriting):
+        raise GcRefused(
+            f"the catalog {catalog.url} is damaged ({found}): nothing was collected; move it away, with the "
+            "-wal and -shm beside it, which are another one's if it was brought back from a copy, and bring the copy "
+            "back again, or make it anew with ckptstore rebuild"
+        )
 
 
 def _check_needed_packs(storage: Storage, catalog: Catalog) -> None:

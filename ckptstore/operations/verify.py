@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from ckptstore.catalog.records import CommitRecord, PackRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
-from ckptstore.errors import CatalogBusy, InvalidArgument, StorageFull, StorageReadOnly
+from ckptstore.errors import CatalogBusy, CatalogError, InvalidArgument, StorageFull, StorageReadOnly
 from ckptstore.format.document import is_document_key
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.check_documents import check_length, check_record, check_stored
@@ -95,15 +95,26 @@ class Scope:
 def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None = None) -> VerifyReport:
     """Damage is reported, never raised; what gc takes meanwhile is no damage, and nor is what cannot be read now.
 
-    Raises StorageError for that, and CatalogError.
+    Raises StorageError for that, and CatalogError for a catalog that is damaged in no way it can tell.
     """
+    found = [Problem("catalog", detail) for detail in chunks.catalog.check()]
+    try:
+        return _verify(chunks, scope, progress, found)
+    except CatalogError:
+        if not found:
+            raise
+        return VerifyReport(0, 0, 0, tuple(found))  # there is no telling what else
+
+
+def _verify(
+    chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None, found: Sequence[Problem]
+) -> VerifyReport:
     commits = chunks.catalog.commits(deleted=True)
     chosen = scope.chosen(chunks.catalog.packs())
     total = sum(pack.size for pack in chosen)
     advance = meter(progress, "verify", total)
     wanted: set[bytes] = set()
-    found = [Problem("catalog", detail) for detail in chunks.catalog.check()]
-    found += _check_commits(chunks, commits, scope, wanted)
+    found = [*found, *_check_commits(chunks, commits, scope, wanted)]
     found += _check_tags(chunks, scope)
     found += _without_taken_packs(chunks, list(_check_packs(chunks, chosen, scope, advance)))
     missing = wanted - chunks.catalog.locate(list(wanted)).keys()

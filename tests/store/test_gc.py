@@ -15,7 +15,7 @@ import torch
 
 import ckptstore
 from ckptstore.catalog.catalog import open_catalog
-from ckptstore.errors import GcRefused, InvalidArgument
+from ckptstore.errors import CatalogError, GcRefused, InvalidArgument
 from ckptstore.format.packs import pack_key
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
@@ -295,6 +295,32 @@ def bring_back(place, older):
     for path in place.glob("catalog.sqlite*"):
         path.unlink()
     shutil.copy(older, place / "catalog.sqlite")
+
+
+def test_nothing_is_collected_by_a_catalog_over_which_the_log_of_another_was_laid(tmp_path):
+    """A trainer was killed, and an older copy of the catalog was brought back beside the log that it left."""
+    place = tmp_path / "store"
+    with site_of(place).open() as store:
+        commit_some(store, range(40))
+    shutil.copy(place / "catalog.sqlite", tmp_path / "older.sqlite")
+    with site_of(place).open("late") as store:
+        commit_some(store, range(20))
+    with site_of(place).open("late") as store:
+        commit_some(store, range(20, 30))
+        shutil.copy(place / "catalog.sqlite-wal", tmp_path / "log")
+    bring_back(place, tmp_path / "older.sqlite")
+    shutil.copy(tmp_path / "log", place / "catalog.sqlite-wal")
+    before = files(place)
+    with site_of(place).open() as store:
+        with pytest.raises((GcRefused, CatalogError), match="-wal and -shm"):
+            store.gc()
+        assert not store.verify("catalog").ok
+    assert files(place) == before
+
+
+def commit_some(store, steps):
+    for step in steps:
+        store.commit({name: torch.randn(200) for name in "abc"}, step=step)
 
 
 def test_nothing_of_a_commit_is_collected_that_was_under_way_when_the_catalog_was_copied(place, tmp_path, monkeypatch):
