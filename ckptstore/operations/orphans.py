@@ -2,7 +2,7 @@
 
 An object that the catalog knows to be gone may be removed: its name is never used again. One that it never heard of
 may belong to a commit of a newer catalog than this one, which was then restored from a copy: as soon as one such
-commit can be read, nothing is an orphan.
+commit can be read, nothing is an orphan. What is of another store is left alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def orphans(chunks: ChunkStore) -> Objects:
     _check_tags_known(chunks)
     taken = Objects([*listed.documents, *tag_keys(chunks)], listed.packs)
     gone, settled = chunks.catalog.gone(taken), time.time() - _SETTLED_SECONDS
-    late_documents = [key for key in unknown.documents if documents[key].modified < settled]
-    late_packs = [name for name in unknown.packs if packs[name].modified < settled]
+    others = _of_other_stores(chunks, unknown.documents)
+    late_documents = [key for key in unknown.documents if documents[key].modified < settled and key not in others]
+    needed = set(chain.from_iterable(others.values()))
+    late_packs = [name for name in unknown.packs if packs[name].modified < settled and name not in needed]
     return Objects(sorted([*gone.documents, *late_documents]), sorted([*gone.packs, *late_packs]))
 
 
@@ -90,7 +92,7 @@ def _commits(
         places.add(0, chunk)
     for key in documents:
         written = _readable(chunks, key)
-        if written is not None:
+        if written is not None and written.store == chunks.config.id:
             digests = document_digests(written, chunks.digest.size)
             for copy in chunks.catalog.copies(sorted(digests - known)):
                 places.add(0, copy)
@@ -115,10 +117,14 @@ def _chunks_of(storage: Storage, info: ObjectInfo) -> Sequence[ChunkLocation]:
         return ()
 
 
+def _of_other_stores(chunks: ChunkStore, documents: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Those of the documents that somebody wrote here for another store, and the packs that they need."""
+    found = ((key, _readable(chunks, key)) for key in documents)
+    return {key: written.packs for key, written in found if written is not None and written.store != chunks.config.id}
+
+
 def _readable(chunks: ChunkStore, key: str) -> Document | None:
-    """The document, if it is one of this store."""
     try:
-        written = chunks.decode_document(chunks.storage.get(key), key)
+        return chunks.decode_document(chunks.storage.get(key), key)
     except (CorruptData, ObjectNotFound):
         return None
-    return written if written.store == chunks.config.id else None

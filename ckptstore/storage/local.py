@@ -19,6 +19,7 @@ from ckptstore.errors import (
     StorageFull,
     StorageReadOnly,
 )
+from ckptstore.format import version
 from ckptstore.format.buffers import Buffer
 from ckptstore.storage.base import ObjectInfo, RangeRead
 from ckptstore.storage.durable import make_folder, publish, sync_folder, write_file
@@ -41,12 +42,16 @@ class LocalStorage:
 
     Raises:
         StorageReadOnly, StorageError: the folder cannot be made.
+
+    Once the settings of a store were read here, nothing is stored or deleted in the folder of another one that comes
+    to lie at its path.
     """
 
     def __init__(self, root: Path, *, create: bool = False) -> None:
         self.root = Path(os.path.abspath(root))
         self._open_files = OpenFiles(_OPEN_FILES)
         self._durable_folders = {self.root}
+        self._known: tuple[tuple[int, ...], bytes] | None = None
         with _reading(self.root):
             file = next((place for place in (self.root, *self.root.parents) if place.is_file()), None)
         if file is not None:
@@ -71,6 +76,7 @@ class LocalStorage:
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         """See `Storage.put`. A killed writer leaves only what `sweep_temporary` removes."""
         path = self._path(key)
+        self._check_folder()
         if os.path.lexists(path):
             raise _exists(path)
         with _writing(path):
@@ -90,8 +96,12 @@ class LocalStorage:
     def get(self, key: str) -> bytes:
         """See `Storage.get`."""
         path = self._path(key)
+        mark = self._mark() if key == version.KEY else None
         with _reading(path):
-            return path.read_bytes()
+            found = path.read_bytes()
+        if mark is not None:
+            self._known = mark, found
+        return found
 
     def get_ranges(self, key: str, reads: Sequence[RangeRead]) -> None:
         """See `Storage.get_ranges`. Ranges are not merged: one system call costs less than what merging copies."""
@@ -130,6 +140,7 @@ class LocalStorage:
     def delete(self, key: str) -> None:
         """See `Storage.delete`. Not flushed: after a power cut the object may be back."""
         path = self._path(key)
+        self._check_folder()
         with _writing(path), suppress(*_MISSING):
             path.unlink()
         self._open_files.forget(str(path))
@@ -166,6 +177,31 @@ class LocalStorage:
         for entry in _entries(self.root / folder):
             if entry.name.startswith((start, TEMPORARY)):
                 yield from _files(entry)
+
+    def _check_folder(self) -> None:
+        """Raises StorageError when the store whose settings were read was moved away, and its path is another's.
+
+        File systems may number files anew, so that what the settings say decides.
+        """
+        known, mark = self._known, self._mark()
+        if known is None or mark == known[0]:
+            return
+        if mark is None or self._settings() != known[1]:
+            told = f"{self.root} is not the folder any more that was opened as a store: nothing was changed in it"
+            raise StorageError(f"{told}; open the store where it was moved to, or bring it back")
+        self._known = mark, known[1]
+
+    def _settings(self) -> bytes:
+        path = self._path(version.KEY)
+        with _reading(path):
+            return path.read_bytes()
+
+    def _mark(self) -> tuple[int, ...] | None:
+        """What changes when other settings lie there; None where there are none."""
+        with _reading(self.root), suppress(*_MISSING):
+            status = os.stat(self._name(version.KEY))
+            return status.st_dev, status.st_ino, status.st_mtime_ns
+        return None
 
     def _path(self, key: str) -> Path:
         return Path(self._name(key))

@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import random
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -527,6 +528,41 @@ def test_root_does_not_follow_the_working_folder(tmp_path, monkeypatch):
     assert (tmp_path / "store" / "key").read_bytes() == b"x"
     assert storage.url == str(tmp_path / "store")
     assert storage.url in repr(storage)
+
+
+def test_nothing_is_changed_in_the_folder_of_another_store(tmp_path):
+    """The store was moved away while it was open, and another one, or another folder, is at its place."""
+    place, moved = tmp_path / "store", tmp_path / "moved"
+    with ckptstore.open(place) as store:
+        store.commit({"w": torch.randn(3000)}, step=1)
+        place.rename(moved)
+        with ckptstore.open(place) as other:
+            other.commit({"w": torch.randn(3000)}, step=1)
+        before = sorted(place.rglob("*.*"))
+        with pytest.raises(StorageError, match=f"{place} is not the folder .* open the store where it was moved"):
+            store.commit({"w": torch.randn(3000)}, step=2)
+        assert sorted(place.rglob("*.*")) == before
+    with ckptstore.open(moved) as store:
+        assert store.steps() == [1]
+        assert store.verify().ok
+
+
+def test_a_folder_may_be_numbered_anew(tmp_path):
+    """As some file systems do, or when it is restored at its place."""
+    place = tmp_path / "store"
+    with ckptstore.open(place) as store:
+        store.commit({"w": torch.randn(3000)}, step=1)
+    storage = LocalStorage(place)
+    storage.get("ckptstore.json")
+    place.rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", place)
+    storage.put("key", [b"x"])
+    storage.delete("key")
+    shutil.rmtree(place)
+    place.mkdir()
+    for change in (lambda: storage.put("key", [b"x"]), lambda: storage.delete("key")):
+        with pytest.raises(StorageError, match="is not the folder any more"):
+            change()
 
 
 def test_second_handle_sees_the_same(storage):

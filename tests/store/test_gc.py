@@ -489,3 +489,18 @@ def test_the_catalog_knows_what_is_needed_of_packs(place):
         sizes = sorted(sum(chunk.length for chunk in catalog.pack_chunks(pack.name)) for pack in catalog.packs())
     assert needed[0] < sizes[-1] / 4
     assert needed[1] == sizes[0]
+
+
+def test_what_was_written_here_for_another_store_is_not_swept(tmp_path):
+    place, other = tmp_path / "store", tmp_path / "other"
+    for each in (place, other):
+        with site_of(each).open() as store:
+            store.commit(state(int(each is place)), step=1)
+    shutil.copytree(other / "packs", place / "packs", dirs_exist_ok=True)
+    shutil.copytree(other / "manifests", place / "manifests", dirs_exist_ok=True)
+    for path in place.rglob("*"):
+        os.utime(path, (0, 0))
+    before = files(place)
+    with site_of(place).open() as store:
+        store.gc(sweep=True)
+    assert files(place) == before
