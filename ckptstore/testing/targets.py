@@ -148,7 +148,10 @@ _READING: dict[str, Any] = {"allow_pickle": False, "budget": DEFAULT_BUDGET, "ad
 
 
 def _view(read: document.Document) -> ManifestView:
-    record: Any = SimpleNamespace(run=read.run, step=read.step, logical_bytes=logical_bytes(read.manifest))
+    address = f"{read.run}@{read.step}"
+    record: Any = SimpleNamespace(
+        run=read.run, step=read.step, address=address, logical_bytes=logical_bytes(read.manifest)
+    )
     return ManifestView(record, read.manifest)
 
 
