@@ -36,12 +36,15 @@ TARGET_BYTES = 64 << 20
 MOST_ENCODED = 256 << 20
 """A chunk that is larger is stored raw, so that a small frame cannot fill the memory."""
 
+_MOST_READ = 4
+"""How many times its size is read of a damaged pack at most, in search of frames."""
 _MOST_SHRUNK = 1 << 15  # zstd's densest block: 128 KiB in 4 bytes
 
 _HEAD = b"ckptpack".ljust(ALIGN, b"\0")
 _FRAME_MAGIC = b"CKFR"
 _FRAME = struct.Struct("<4sBBBxQQQ")
 """Magic, codec, length of digest, length of base digest; raw length, payload length, XXH3-64 of the payload."""
+_FRAME_START = re.compile(re.escape(_FRAME_MAGIC) + b".{3}\\0", re.DOTALL)
 _TAIL_MAGIC = b"ckptpend"
 _TAIL = struct.Struct("<QQQQ8s")
 TAIL_BYTES = _TAIL.size
@@ -137,9 +140,14 @@ def read_footer(footer: Buffer, tail: Buffer, name: str) -> list[Frame]:
         frames = _FOOTER.decode(footer)
     except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptData(f"pack {name}: its footer does not decode: {error}") from error
+    if len({frame.digest for frame in frames}) < len(frames):
+        raise CorruptData(f"pack {name}: its footer tells of one chunk twice")
+    before = 0
     for frame in frames:
-        if frame.offset + frame.length > end or frame.raw_length > _most_raw(frame.length):
+        ends = frame.offset + frame.length
+        if frame.offset < before or ends > end or frame.raw_length > _most_raw(frame.length):
             raise CorruptData(f"pack {name}: its footer tells of a frame at {frame.offset} that cannot be")
+        before = ends
     return frames
 
 
@@ -174,17 +182,29 @@ def problems(data: memoryview, name: str) -> Iterator[tuple[Frame | None, str]]:
 
 
 def salvage(data: memoryview) -> Iterator[Frame]:
-    """The frames that are whole, found by their magic, whatever else of a pack is damaged or missing.
+    """The frames that are whole, one of a digest, found by their magic, whatever else of a pack is damaged or missing.
 
-    Their payloads fit their checksums; whether these are the chunks they say is for the caller.
+    Their payloads fit their checksums; whether these are the chunks they say is for the caller. What lies in a payload
+    is no frame, and of what only claims to be frames no more is read than takes a time linear in the pack's size.
     """
-    for found in re.finditer(_FRAME_MAGIC, data):
-        frame = _frame_at(data, found.start())
-        if frame is not None:
+    at, left, seen = 0, _MOST_READ * len(data), set[bytes]()
+    while found := _FRAME_START.search(data, at):
+        at = found.start() + 1
+        frame = _frame_told(data, found.start())
+        if frame is None or frame.length > left:
+            continue
+        left -= frame.length
+        end = frame.offset + frame.length
+        if checksum(data[frame.offset : end]) != frame.checksum:
+            continue
+        at = end
+        if frame.digest not in seen:
+            seen.add(frame.digest)
             yield frame
 
 
-def _frame_at(data: memoryview, start: int) -> Frame | None:
+def _frame_told(data: memoryview, start: int) -> Frame | None:
+    """The frame of which a whole header there tells, whatever its payload is."""
     if len(data) < start + _FRAME.size:
         return None
     _, codec, digest_size, base_size, raw_length, length, sealed = _FRAME.unpack_from(data, start)
@@ -192,8 +212,7 @@ def _frame_at(data: memoryview, start: int) -> Frame | None:
     digest, base = names[:digest_size], names[digest_size:]
     header = _header(digest, codec, length, raw_length, sealed, base)
     offset = start + len(header)
-    payload = data[offset : offset + length]
-    if data[start:offset] != header or len(payload) != length or checksum(payload) != sealed:
+    if data[start:offset] != header or offset + length > len(data):
         return None
     if raw_length > _most_raw(length):
         return None

@@ -15,7 +15,7 @@ from ckptstore.format.digests import checksum, digest_named
 NAME = "ab" * 16
 DIGEST = digest_named("xxh3_128")
 LARGE = st.integers(packs.LARGE - 200, packs.LARGE + 600).map(lambda size: random.Random(size).randbytes(size))
-CHUNKS = st.lists(st.binary(max_size=300) | st.integers(0, 3000).map(bytes), max_size=6)
+CHUNKS = st.lists(st.binary(max_size=300) | st.integers(0, 3000).map(bytes), max_size=6, unique=True)
 
 
 def build(chunks, *, base=b"", sectors=True):
@@ -38,7 +38,7 @@ def decoded(data, frame):
     return bytes(raw)
 
 
-@given(CHUNKS | st.lists(LARGE, max_size=2), st.sampled_from([b"", b"b" * 16]), st.booleans())
+@given(CHUNKS | st.lists(LARGE, max_size=2, unique=True), st.sampled_from([b"", b"b" * 16]), st.booleans())
 def test_round_trip(chunks, base, sectors):
     data, builder = build(chunks, base=base, sectors=sectors)
     frames = footer(data)
@@ -83,12 +83,55 @@ def test_a_header_lies_less_than_a_sector_behind_the_frame_before():
     frame = builder.frames[0]
     moved = msgspec.structs.replace(frame, offset=frame.offset + len(far))
     body = data[: packs.ALIGN] + far + data[packs.ALIGN : frame.offset + packs.ALIGN]
-    footer = msgspec.msgpack.encode([moved])
-    where = struct.pack("<QQQ", len(body), len(footer), checksum(footer))
-    tail = where + struct.pack("<Q8s", checksum(where), b"ckptpend")
-    ((found, told),) = packs.problems(memoryview(body + footer + tail), NAME)
+    ((found, told),) = packs.problems(memoryview(with_footer(body, [moved])), NAME)
     assert found == moved
     assert "header" in told
+
+
+def with_footer(body, frames):
+    footer = msgspec.msgpack.encode(frames)
+    where = struct.pack("<QQQ", len(body), len(footer), checksum(footer))
+    return body + footer + where + struct.pack("<Q8s", checksum(where), b"ckptpend")
+
+
+def test_a_footer_tells_of_frames_in_order_that_share_neither_bytes_nor_a_chunk():
+    data, builder = build([b"one chunk", bytes(500)])
+    body = data[: packs.footer_range(data[-packs.TAIL_BYTES :], len(data), NAME)[0]]
+    one, two = builder.frames
+    assert footer(with_footer(body, [one, two])) == [one, two]
+    again, other = msgspec.structs.replace(two, digest=one.digest), msgspec.structs.replace(one, digest=b"o" * 16)
+    overlapping = msgspec.structs.replace(two, offset=one.offset + one.length - 1)
+    for frames in ([one, one], [one, again], [two, one], [one, other], [one, overlapping]):
+        with pytest.raises(CorruptData, match=r"twice|cannot be"):
+            footer(with_footer(body, frames))
+
+
+def test_what_lies_in_a_payload_is_no_frame():
+    """It shadowed the frame that it says to be."""
+    chunk, other = b"one chunk" * 20, random.Random(0).randbytes(300)
+    false = packs.PackBuilder(sectors=False)
+    false.add(DIGEST.compute(chunk), RAW.number, other, len(other))
+    inner = b"".join(false.finish())
+    for chunks in ([chunk, inner], [inner, chunk]):
+        builder = packs.PackBuilder(sectors=False)
+        for each in chunks:
+            builder.add(DIGEST.compute(each), RAW.number, each, len(each))
+        data = b"".join(builder.finish())
+        assert list(packs.salvage(memoryview(data)[:-1])) == builder.frames
+
+
+def test_salvage_reads_a_hostile_pack_a_few_times(monkeypatch):
+    total, read = 64 * 2000, []
+    header = [packs._header(struct.pack("<QQ", at, 1), 0, total - 64 * (at + 1), 0, 12345, b"") for at in range(1999)]
+    hostile = b"".join([*header, bytes(64)])
+
+    def watched(part):
+        read.append(len(part))
+        return checksum(part)
+
+    monkeypatch.setattr(packs, "checksum", watched)
+    assert list(packs.salvage(memoryview(hostile))) == []
+    assert sum(read) < 6 * total
 
 
 def test_every_flipped_bit_is_found():
