@@ -175,7 +175,8 @@ class Store(Keeping):
             StepExists: the step holds another state. The same state again is success, with the metadata it had.
             InvalidArgument: a bad step, run, parent, metadata or glob; ranks that give another store, run or step.
             StepNotFound, RunNotFound, TagNotFound: there is no such `parent`.
-            StateError: a DTensor, or what is `replicated`, does not fit together; names the path.
+            StateError: a DTensor, or what is `replicated`, does not fit together, or a tensor of the host was changed
+                meanwhile; names the path.
             StoreTooNew: the store has what this version would not know how to write.
             RankFailed: another rank failed, or is gone.
             InterpreterExiting: too late; nothing was begun.

@@ -26,7 +26,7 @@ from ckptstore.operations.lineage import Lineage, Rest
 from ckptstore.operations.publish import make_commit, new_commit, taken_step
 from ckptstore.state.adam import find_recipes
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
-from ckptstore.state.live import LiveLeaf, Loan, live_leaves
+from ckptstore.state.live import LiveLeaf, Loan, Watched, live_leaves
 from ckptstore.state.tensors import TensorLeaf, plain_bytes
 from ckptstore.state.tree import Flat
 
@@ -38,7 +38,7 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
 
     Raises:
         StepExists: the step holds another state.
-        StateError: a live leaf was changed while it was read.
+        StateError: a tensor of the host was changed while it was read.
         SessionFenced: the writer was taken for dead in the middle.
         StorageError, CatalogError: a write failed; no step was changed.
         CatalogUnavailable: the database did not answer; when that was at the very end, the step may be there. Either
@@ -60,9 +60,11 @@ def _commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance, refu
 
 
 def _write(chunks: ChunkStore, flat: Flat, draft: Draft, writer: ChunkWriter) -> NewCommit:
+    watched = Watched(flat)
     with writer:
         manifest = _write_leaves(writer, flat, chunks, Lineage(chunks, draft.parent))
         own, needs = writer.finish()
+    watched.check()
     for leaf in live_leaves(flat):
         leaf.lender.check()
     return new_commit(chunks, manifest, draft, own, needs, writer.bases)

@@ -19,6 +19,7 @@ from ckptstore import (
     CatalogError,
     GcRefused,
     InvalidArgument,
+    StateError,
     StateMismatch,
     StepNotFound,
     StepProtected,
@@ -27,6 +28,7 @@ from ckptstore import (
 )
 from ckptstore.format import document
 from ckptstore.integrations.safetensors import export_safetensors
+from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.equality import assert_same
 
 OTHER: Any = 5
@@ -405,3 +407,23 @@ def test_what_a_notebook_shows_is_short(store):
     assert repr(store.diff(0, 1)) == shown
     assert "run='main', step=0" in repr(commit)
     assert commit.document not in repr(commit)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_tensor_that_is_written_to_while_it_is_committed(store, monkeypatch, view):
+    state = {"steady": torch.randn(3000), "w": torch.randn(3000), "n": torch.zeros(2)}
+    put = LocalStorage.put
+
+    def changed(self, key, parts):
+        (state["w"][5:] if view else state["w"]).add_(1)
+        put(self, key, parts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "put", changed)
+        with pytest.raises(
+            StateError, match=r"^'w' was changed while it was committed: .* when commit\(\) has returned"
+        ):
+            store.commit(state, step=1)
+    assert store.steps() == []
+    store.commit(state, step=1)
+    assert torch.equal(store.checkout(1)["w"], state["w"])
