@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +61,12 @@ def document_key(run: str, step: int, commit: str) -> str:
     return f"manifests/{_folder(run)}/{step:012d}.{commit}.manifest"
 
 
+def is_key_of(key: str, run: str, step: int, commit: str) -> bool:
+    """Whether it is `document_key`'s, or as that was when it left capitals as they are."""
+    name = f"{step:012d}.{commit}.manifest"
+    return key in {f"manifests/{_folder(run, spared)}/{name}" for spared in ("", string.ascii_uppercase)}
+
+
 def is_document_key(key: str) -> bool:
     """Whether a key looks like those of `document_key`; other files below `manifests/` are somebody else's."""
     return _KEY.fullmatch(key) is not None
@@ -84,9 +91,12 @@ def decode(data: bytes, key: str) -> Document:
         raise CorruptData(f"manifest document {key}: {error}") from error
 
 
-def _folder(run: str) -> str:
-    """A folder's name for a run: short enough for every file system, never "." or "..", another one for each run."""
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else f"%{ord(c):X}%" for c in run)
+def _folder(run: str, spared: str = "") -> str:
+    """A folder's name for a run: short enough for every file system, never "." or "..", another one for each run, also
+    where capitals count as small letters.
+    """
+    plain = string.ascii_lowercase + string.digits + "-_." + spared
+    safe = "".join(c if c in plain else f"%{ord(c):X}%" for c in run)
     safe = f"%2E%{safe[1:]}" if safe.startswith(".") else safe
     if len(safe) <= _MOST_FOLDER:
         return safe

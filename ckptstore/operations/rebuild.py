@@ -144,7 +144,8 @@ def _check(chunks: ChunkStore, key: str, places: Places) -> _Candidate:
     written = chunks.decode_document(chunks.storage.get(key), key)
     check_consistent(written.manifest, chunks.digest.size, key)
     _check_address(written, key)
-    if written.store != chunks.config.id or key != document.document_key(written.run, written.step, written.id):
+    named = document.is_key_of(key, written.run, written.step, written.id)
+    if written.store != chunks.config.id or not named:
         raise CorruptData(f"{key} is of another store or commit than its name says")
     missing = missing_digests(written, places, chunks.digest.size)
     if missing:

@@ -539,3 +539,20 @@ def test_a_moment_that_never_was_is_told(place, change):
     (place / "catalog.sqlite").unlink()
     (left,) = ckptstore.rebuild_catalog(place).left_out
     assert path.name in left.object and "it was created at" in left.reason
+
+
+def test_documents_of_runs_with_capitals_lie_where_they_lay(place):
+    """Earlier versions did not escape capitals."""
+    with ckptstore.open(place, run="Exp-7") as store:
+        store.commit(state_of("main", 1), step=1)
+        [key] = [commit.document for commit in store.log()]
+        assert key.startswith("manifests/%45%xp-7/")
+    (place / "manifests/%45%xp-7").rename(place / "manifests/Exp-7")
+    lose(place)
+    assert not ckptstore.rebuild_catalog(place).left_out
+    with ckptstore.open(place, run="Exp-7") as store:
+        assert [commit.document for commit in store.log()] == [key.replace("%45%xp", "Exp")]
+        store.commit(state_of("main", 2), step=2)
+        assert store.verify().ok
+        store.gc(ckptstore.KeepLast(1), grace=0)
+        assert_same(store.checkout(2), state_of("main", 2))
