@@ -22,7 +22,7 @@ from ckptstore.catalog.records import (
     TagRecord,
 )
 from ckptstore.catalog.versions import check_version, create_tables, missing, stored_version
-from ckptstore.errors import CatalogError
+from ckptstore.errors import CatalogError, InvalidArgument
 
 
 class SqlCatalog:
@@ -288,5 +288,9 @@ def is_at(url: str, path: str | os.PathLike[str]) -> bool:
 
 
 def sqlite_url(path: str | os.PathLike[str]) -> str:
-    """The URL of a catalog in a file, whatever characters its path has."""
-    return URL.create("sqlite", database=os.path.abspath(path)).render_as_string()
+    """The URL of a catalog in a file, whatever characters its path has. Raises InvalidArgument if they are none."""
+    whole = os.path.abspath(path)
+    try:
+        return URL.create("sqlite", database=whole).render_as_string()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the path {whole!r} is no text that UTF-8 can hold: name it otherwise") from error

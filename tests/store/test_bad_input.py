@@ -498,3 +498,12 @@ def test_a_tag_of_another_run_may_be_meant(tmp_path):
                 act("best")
         with pytest.raises(TagNotFound, match=r"there is none yet$"):
             store.find("worst")
+
+
+def test_a_folder_whose_path_is_no_utf_8(tmp_path):
+    place = tmp_path / os.fsdecode(b"x\xff")
+    with pytest.raises(
+        InvalidArgument, match=r"x.udcff/catalog.sqlite' is no text that UTF-8 can hold: name it otherwise"
+    ):
+        ckptstore.open(place)
+    assert not place.exists()
