@@ -87,5 +87,6 @@ def granted(budget: int | None, needed: int, what: str, beside: int = 0) -> int:
         raise InvalidArgument(f"memory_budget_bytes={budget!r}: give an int")
     if needed + beside > budget:
         also = f", beside {beside} that are held meanwhile" if beside else ""
-        raise BudgetTooSmall(f"a budget of {budget} bytes, but {what} needs {needed}{also}: give at least that")
+        enough = needed + (max(beside, needed // (_SHARE - 1) + 1) if beside else 0)  # a share grows with the budget
+        raise BudgetTooSmall(f"a budget of {budget} bytes, but {what} needs {needed}{also}: give at least {enough}")
     return budget

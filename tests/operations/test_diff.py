@@ -299,3 +299,19 @@ HOSTILE: list[Any] = [msgspec.msgpack.Ext(5, b"x"), {"dict": {b"k": 1}}, {b"k": 
 def test_keys_that_nobody_writes_stop_nothing(key):
     old, new = (Manifest({}, {"": Container("dict", keys)}) for keys in ((key, "a"), ("a", key)))
     assert [change.reordered for change in restructured(old, new)] == [True]
+
+
+def test_the_budget_that_is_named_suffices(tmp_path):
+    """What is held while chunks are read grows with the budget."""
+    with ckptstore.open(tmp_path / "store", compression="best", chunk_bytes=1 << 18) as store:
+        w = torch.randn(200, 300)
+        for step in range(2):
+            store.commit({"w": w + step * 1e-3}, step=step)
+        with pytest.raises(ckptstore.BudgetTooSmall) as small:
+            store.diff(0, 1, values=True, memory_budget_bytes=1)
+        least = int(str(small.value).rpartition(" ")[2])
+        with pytest.raises(ckptstore.BudgetTooSmall) as more:
+            store.diff(0, 1, values=True, memory_budget_bytes=least)
+        assert "beside" in str(more.value)
+        enough = int(str(more.value).rpartition(" ")[2])
+        assert store.diff(0, 1, values=True, memory_budget_bytes=enough).changes
