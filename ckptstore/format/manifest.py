@@ -147,7 +147,8 @@ def _is_consistent(entry: Entry, digest_size: int) -> bool:
     nbytes, count = extent
     if not entry.chunks:
         return len(entry.inline) == nbytes
-    return nbytes > 0 and not entry.inline and len(entry.chunks) == count * digest_size
+    in_order = grid_of(entry.shape, entry.chunk_shape).is_consecutive
+    return nbytes > 0 and in_order and not entry.inline and len(entry.chunks) == count * digest_size
 
 
 def is_storable(itemsize: int, shape: Index) -> bool:

@@ -108,6 +108,7 @@ def test_the_densest_payload_can_be():
         chunked(inline=bytes(256)),
         chunked(itemsize=0),
         chunked(shape=(1 << 62,), chunk_shape=(1 << 62,)),
+        chunked(shape=(4, 4), chunk_shape=(4, 1), chunks=DIGEST * 4),
         ValueEntry(7, size=10, chunk_size=10, chunks=DIGEST),
         ValueEntry(None, size=1 << 63, chunk_size=1 << 63, chunks=DIGEST),
         ValueEntry(None, size=10),
