@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import inf, nan, prod, sqrt
+from math import frexp, inf, nan, prod, sqrt
 
 import msgspec
 import numpy as np
@@ -29,6 +29,10 @@ _SLICE = 1 << 16
 """Elements that are turned into float64 at a time."""
 
 _MOST_BOXES = 1024
+_SMALLEST = -1000
+_HARMLESS = 400
+"""Powers of two: of the smallest unit that sums are taken in, and up to which, or down to, the unit may be 1."""
+_LEAST = 2.0 ** (-2 * _HARMLESS)
 
 
 def with_numbers(chunks: ChunkStore, diff: Diff, budget: int | None, progress: ProgressCallback | None) -> Diff:
@@ -79,16 +83,35 @@ class _Box:
 
 
 @dataclass(slots=True)
+class _Squares:
+    """The sum of the squares of values in units of a power of two: squares leave float64 sooner than values."""
+
+    exponent: int = _SMALLEST
+    total: float = 0.0
+
+    def add(self, values: Tensor) -> tuple[Tensor, int]:
+        """The values in these units, and by what power of two the unit grew for them."""
+        squared = _squared(values)
+        grown = max((0 if _LEAST < squared < inf else _exponent(values)) - self.exponent, 0)
+        self.exponent += grown
+        if self.exponent:
+            values = values * 2.0**-self.exponent
+            squared = _squared(values)
+        self.total = _times(self.total, -2 * grown) + squared
+        return values, grown
+
+
+@dataclass(slots=True)
 class _Sums:
     """What the numbers are made of."""
 
     count: int = 0
     largest: float = 0.0
-    moved: float = 0.0
-    moved_squared: float = 0.0
-    old_squared: float = 0.0
-    new_squared: float = 0.0
+    distance: float = 0.0
     product: float = 0.0
+    old: _Squares = field(default_factory=_Squares)
+    new: _Squares = field(default_factory=_Squares)
+    moved: _Squares = field(default_factory=_Squares)
 
     def add(self, old: Array, new: Array) -> None:
         before, after = old.reshape(-1), new.reshape(-1)
@@ -99,22 +122,39 @@ class _Sums:
         distance = (new - old).abs()
         self.count += len(old)
         self.largest = float(torch.maximum(distance.max(), distance.new_tensor(self.largest)))
-        self.moved += float(distance.sum())
-        self.moved_squared += float(distance.dot(distance))
-        self.old_squared += float(torch.vdot(old, old).real)
-        self.new_squared += float(torch.vdot(new, new).real)
-        self.product += float(torch.vdot(old, new).real)
+        distance, grown = self.moved.add(distance)
+        self.distance = _times(self.distance, -grown) + float(distance.sum())
+        (old, one), (new, other) = self.old.add(old), self.new.add(new)
+        self.product = _times(self.product, -one - other) + float(torch.vdot(old, new).real)
 
     def numbers(self) -> Numbers | None:
         if not self.count:
             return None
-        lengths = sqrt(self.old_squared) * sqrt(self.new_squared)
+        lengths = sqrt(self.old.total) * sqrt(self.new.total)
+        moved = _ratio(sqrt(self.moved.total), sqrt(self.old.total))
         return Numbers(
             max_abs=self.largest,
-            mean_abs=self.moved / self.count,
-            relative_l2=_ratio(sqrt(self.moved_squared), sqrt(self.old_squared)),
+            mean_abs=_times(self.distance / self.count, self.moved.exponent),
+            relative_l2=_times(moved, self.moved.exponent - self.old.exponent),
             cosine=self.product / lengths if lengths else nan,
         )
+
+
+def _squared(values: Tensor) -> float:
+    return float(torch.vdot(values, values).real)
+
+
+def _exponent(values: Tensor) -> int:
+    """That of the unit for the values: 0 unless the square of the largest would come near the ends of float64."""
+    largest = float(values.abs().max())
+    found = frexp(largest)[1] if largest else _SMALLEST
+    return max(found, _SMALLEST) if abs(found) > _HARMLESS else 0
+
+
+def _times(value: float, exponent: int) -> float:
+    """The value times a power of two, infinite where it is too large."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.ldexp(value, exponent))
 
 
 def _is_numeric(change: Change) -> bool:

@@ -315,3 +315,25 @@ def test_the_budget_that_is_named_suffices(tmp_path):
         assert "beside" in str(more.value)
         enough = int(str(more.value).rpartition(" ")[2])
         assert store.diff(0, 1, values=True, memory_budget_bytes=enough).changes
+
+
+@pytest.mark.parametrize("factor", [1e-310, 1e-200, 1e-160, 1e160, 1e200, 1e300])
+@pytest.mark.parametrize("before", ["zeros", "ones", "nothing"])
+def test_numbers_of_the_tiny_and_the_huge(store, factor, before):
+    """Whose squares are no float64; whatever else is in the tensor before them."""
+    old, new = (torch.rand(100_000, dtype=torch.float64) + 1 for _ in range(2))
+    fore = {"zeros": torch.zeros(70_000), "ones": torch.ones(70_000), "nothing": torch.zeros(0)}[before].double()
+    old, new = torch.cat([fore, old]), torch.cat([fore, new])
+    found = numbers_of(store, old * factor, new * factor)
+    assert found.max_abs == pytest.approx(float((new - old).abs().max()) * factor, rel=1e-9, abs=0)
+    assert found.mean_abs == pytest.approx(float((new - old).abs().mean()) * factor, rel=1e-9, abs=0)
+    assert found.relative_l2 == pytest.approx(float((new - old).norm() / old.norm()))
+    assert found.cosine == pytest.approx(float(old.dot(new) / old.norm() / new.norm()))
+
+
+def test_numbers_of_what_grew_beyond_measure(store):
+    found = numbers_of(
+        store, torch.full((9,), 1e-300, dtype=torch.float64), torch.full((9,), 1e300, dtype=torch.float64)
+    )
+    assert found.relative_l2 == math.inf
+    assert found.cosine == pytest.approx(1)
