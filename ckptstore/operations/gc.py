@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from ckptstore.batching import batched
 from ckptstore.catalog.base import Catalog
@@ -43,6 +44,8 @@ DEFAULT_MOST = 0.9
 
 _UNFINISHED_SECONDS = 3600.0
 """How long nobody must have written to an unfinished file; a slow disk may need minutes to flush one."""
+_SOUND: WeakKeyDictionary[Catalog, bool] = WeakKeyDictionary()
+"""Catalogs that were looked at, and whether also where they tell of chunks."""
 
 _WRITTEN = ("packs/", "manifests/", TAGS, KEYS, version.KEY)
 """Where writers of this store may have left something; what else lies there is somebody else's."""
@@ -280,14 +283,18 @@ def _sweep(storage: Storage) -> int:
 def _check_undamaged(catalog: Catalog, *, rewriting: bool) -> None:
     """A log that was left beside a catalog from a copy is laid over it when that is opened, and SQLite does not notice.
 
-    So an index may tell of fewer commits than there are.
+    So an index may tell of fewer commits than there are. Looked at once for each that is open.
     """
+    known = _SOUND.get(catalog)
+    if known or (known is not None and not rewriting):
+        return
     for found in catalog.damage(chunks=rewriting):
         raise GcRefused(
             f"the catalog {catalog.url} is damaged ({found}): nothing was collected; move it away, with the "
             "-wal and -shm beside it, which are another one's if it was brought back from a copy, and bring the copy "
             "back again, or make it anew with ckptstore rebuild"
         )
+    _SOUND[catalog] = rewriting
 
 
 def _check_needed_packs(storage: Storage, catalog: Catalog) -> None:
