@@ -91,6 +91,9 @@ class Ranks:
         rank: of this process, from 0.
         count: of the ranks; for one, no group is needed.
         group: the process group that they form; by default the default one.
+
+    Attributes:
+        members: their numbers in the default group; none are told of a single process.
     """
 
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None = None) -> None:
@@ -98,16 +101,12 @@ class Ranks:
         self._group, self._left = group, False
         self._device = _device_of(group) if count > 1 else torch.device("cpu")
         self._failure: BaseException | None = None
+        self.members = frozenset(dist.get_process_group_ranks(group)) if count > 1 else frozenset[int]()
 
     @property
     def is_coordinator(self) -> bool:
         """Whether this is the rank that answers."""
         return self.rank == _COORDINATOR
-
-    @property
-    def members(self) -> frozenset[int]:
-        """Their numbers in the default group; none are told for a single process without a group."""
-        return frozenset(dist.get_process_group_ranks(self._group)) if self.count > 1 else frozenset()
 
     def agree(self, tell: Callable[[], T], answer: Callable[[list[T]], Sequence[A]]) -> A:
         """What the coordinator answers this rank to what all ranks tell; `answer` is called there only.
