@@ -22,6 +22,8 @@ def meter(callback: ProgressCallback | None, stage: str, total: int) -> Advance:
 
     def advance(count: int) -> None:
         nonlocal done
+        if not count:
+            return
         with lock:
             done += count
             callback(stage, done, total)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 Advance = Callable[[int], None]
-"""Told how many raw bytes were just dealt with; may be called from any thread."""
+"""Told how many raw bytes were just dealt with, or 0; may be called from any thread, and may raise, which ends all."""
 
 
 def ignore(_: int) -> None:

@@ -181,6 +181,7 @@ class ChunkWriter:
         near: dict[bytes, ChunkLocation] | None = None
         pile = Pile(self._encoder.way)
         for batch in _together(fresh.items(), _WINDOW_COPIES, _WINDOW_CHUNKS):
+            self._advance(0)
             effort = self._encoder.effort()
             if near is None and effort == "best":
                 near = self._encoder.near(fresh, self._claims.pin)
@@ -250,6 +251,7 @@ class ChunkWriter:
 
     def _put_pack(self) -> None:
         builder, self._builder = self._builder, self._payloads.pack()
+        self._advance(0)
         name, frames = self._names.pop(), builder.frames
         parts = builder.finish()
         self._own.append(NewPack(name, builder.size, [location_of(frame, name) for frame in frames]))

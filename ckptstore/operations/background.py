@@ -183,9 +183,10 @@ class Background:
                 self._channels.close()
                 stager, self._stager = self._stager, None  # first: when this is interrupted, it may be half closed
                 errands, self._errands = self._errands, None
-                for it in (stager, errands):
-                    if it is not None:
-                        it.close()
+                if errands is not None:
+                    errands.end()
+                if stager is not None:
+                    stager.close()
                 self._chunks.close()
 
     @contextmanager

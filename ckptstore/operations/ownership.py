@@ -71,8 +71,9 @@ class Ownership:
             return [f"paths={list(self._globs)}: selects nothing of {mine}"]
         if self._strict:
             return []
-        loaded, found = set(map(self._root, self.wanted)) | {""}, {self._root(path): path for path in self._selected}
-        return [f"{root}: has nothing of the commit's, such as {found[root]}" for root in sorted(found.keys() - loaded)]
+        own, found = set(map(self._root, self.flat.leaves)), {self._root(path): path for path in self._selected}
+        idle = (found.keys() & own) - set(map(self._root, self.wanted)) - {""}
+        return [f"{root}: has nothing of the commit's, such as {found[root]}" for root in sorted(idle)]
 
     def is_free(self, path: str) -> bool:
         """Whether its owner judges it."""

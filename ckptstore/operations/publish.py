@@ -99,7 +99,9 @@ def make_commit(
     with writing_session(chunks.catalog) as session:
         writer = chunks.writer(session, refuse=refuse, advance=advance)
         try:
-            return publish(chunks, session, write(writer))
+            new = write(writer)
+            advance(0)
+            return publish(chunks, session, new)
         except SessionFenced:
             discard(chunks.storage, writer.keys)
             raise

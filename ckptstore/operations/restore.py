@@ -138,9 +138,17 @@ class _Telling:
 
     def _state_of(self, owner: Any, path: str) -> Any:
         """What it is to load. A `StateDict` keeps what is in it, as a dict does."""
-        if not self.owned.whole(path) or isinstance(owner, StateDict):
+        if not self.owned.whole(path):
             return self._visit(owner.state_dict(), path)
+        if isinstance(owner, StateDict):
+            return self._with_empty(self._visit(owner.state_dict(), path), path)
         return self._built(path, self.loaded if is_exact(owner) or _loads_in_place(owner) else self._set_apart(path))
+
+    def _with_empty(self, state: dict[Any, Any], path: str) -> dict[Any, Any]:
+        """With just the commit's keys, also of containers without leaves, which nothing else tells of."""
+        keys = self.owned.manifest.containers[path].keys
+        made = {key: self._built(join(path, segment(key))) for key in keys if key not in state}
+        return {key: value for key, value in state.items() if key in keys} | made
 
     def _set_apart(self, path: str) -> dict[str, object]:
         """Copies of what was filled there: who loads it may begin with what it has, to reset it for instance.

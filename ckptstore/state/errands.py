@@ -29,9 +29,13 @@ class Errands:
         self._end = weakref.finalize(self, self._queue.put, None)
 
     def close(self) -> None:
-        """End the thread once it has done all that it was given."""
-        self._end()
+        """End the thread once it has done all that it was given, and wait for that."""
+        self.end()
         self._thread.join()
+
+    def end(self) -> None:
+        """The same without waiting, as within what it has to do."""
+        self._end()
 
     def run(self, work: Callable[[], T], give_up: Callable[[], None] | None = None) -> T:
         """What `work` gives, in turn. It is done also when the caller is interrupted, who need not wait any more.
@@ -60,6 +64,8 @@ class Errands:
                 while not (made or errors):
                     with suppress(BaseException):
                         over.acquire()
+                made.clear()
+                errors.clear()  # which hold what they went through, and that holds them
             raise
         if errors:
             raise errors.pop()

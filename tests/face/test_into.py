@@ -598,6 +598,19 @@ def test_what_is_in_a_state_dict_is_filled_where_it_is(store):
     assert torch.rand(3, generator=generator).equal(wanted)
 
 
+def test_a_state_dict_has_the_commits_keys_also_of_what_is_empty(store):
+    store.commit({"data": ckptstore.StateDict(a=1, empty={})}, step=1000)
+    state = ckptstore.StateDict(a=0, more={})
+    store.checkout(1000, into={"data": state})
+    assert dict(state) == {"a": 1, "empty": {}}
+
+
+def test_a_module_without_anything_is_no_mistake(store, committed):
+    live = app_state(1)
+    store.checkout(0, into={"model": torch.nn.Identity(), "plain": live["plain"]}, strict=False)
+    assert_same(live["plain"], committed["plain"])
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_cannot_be_meant_is_told_however_strict(store, committed, strict):
     live = app_state(1)

@@ -126,6 +126,11 @@ def test_what_ddp_broadcasts_is_the_first_ranks(crew, store):
     assert store.read(1, "model/module.1.running_mean").tolist() == first
 
 
+def test_what_ddp_broadcasts_to_some_is_theirs(crew, store):
+    found = crew.do("commit_of_several_parallel_models", 4, place=store.url)
+    assert found == [[1.0] * 4, [1.0] * 4, [2.0] * 4, [2.0] * 4]
+
+
 def test_no_rank_gets_what_it_lacked(crew, store):
     for (optimizer, seen), (fresh, other) in crew.do("commit_what_some_lack", 2, place=store.url):
         assert (fresh, other) == (optimizer, seen)

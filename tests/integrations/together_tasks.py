@@ -303,3 +303,18 @@ def train_with_statistics(group, place):
         mean.zero_()
         store.checkout(1, into={"model": model}, process_group=group)
     return [own, mean.tolist()]
+
+
+@task
+def commit_of_several_parallel_models(group, place):
+    """Two process groups with a model each, by the same names; the statistics of each rank, then as they come back."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    rank = dist.get_rank(group)
+    norm = torch.nn.BatchNorm1d(4)
+    mean = norm.get_buffer("running_mean").fill_(rank // 2 + 1)
+    model = DistributedDataParallel(norm, process_group=pairs[rank // 2])
+    with ckptstore.open(place) as store:
+        store.commit({"model": model}, step=1, process_group=group)
+        mean.zero_()
+        store.checkout(1, into={"model": model}, process_group=group)
+    return mean.tolist()

@@ -6,12 +6,19 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 
 import ckptstore
 from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import Site, state_of
+
+
+def stop():
+    """This thread too: the system may begin with another one."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.2)
 
 
 class Pausing(Intercepted):
@@ -25,10 +32,10 @@ class Pausing(Intercepted):
         self.puts += verb == "put"
         pausing = verb == "put" and self.puts == self.n
         if pausing and not self.after:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop()
         came = operation()
         if pausing and self.after:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop()
         return came
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -83,7 +84,7 @@ class RankState:
         rank: int,
         flatten: Callable[[], Flat],
         measure: Callable[[int], Advance] = lambda _: ignore,
-        among: Collection[int] = (),
+        among: AbstractSet[int] = frozenset(),
     ) -> None:
         self._chunks, self._rank, self._flatten, self._measure = chunks, rank, flatten, measure
         self._among = among
@@ -97,7 +98,7 @@ class RankState:
         Raises what `flatten` raises, and StateError and UnsupportedLeaf for a DTensor.
         """
         self._flat = self._flatten()
-        self._broadcast = broadcast_buffers(self._flat.owners)
+        self._broadcast = broadcast_buffers(self._flat.owners, self._among)
         self._advance = self._measure(self._flat.nbytes)
         self._regions = {path: regions_of(tensor, path) for path, tensor in self._flat.sharded.items()}
         leaves = {path: self._leaf(path, leaf) for path, leaf in self._flat.leaves.items()}
