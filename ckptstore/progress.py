@@ -13,19 +13,19 @@ ProgressCallback = Callable[[str, int, int], None]
 
 
 def meter(callback: ProgressCallback | None, stage: str, total: int) -> Advance:
-    """An `Advance` that adds up and tells the callback."""
+    """An `Advance` that adds up and tells the callback; of nothing only at first."""
     check_callback(callback)
     if callback is None:
         return ignore
     lock = threading.Lock()
-    done = 0
+    done, begun = 0, False
 
     def advance(count: int) -> None:
-        nonlocal done
-        if not count:
-            return
+        nonlocal done, begun
         with lock:
-            done += count
+            if not count and begun:
+                return
+            done, begun = done + count, True
             callback(stage, done, total)
 
     return advance
