@@ -57,6 +57,8 @@ class ValueEntry(msgspec.Struct, frozen=True, array_like=True, tag="value", gc=F
 
 
 Entry = TensorEntry | ValueEntry
+MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
+"""Kinds of containers whose keys are any, and may be some of several."""
 
 
 def chunk_digests(entry: Entry, digest_size: int) -> list[bytes]:

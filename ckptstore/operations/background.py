@@ -112,7 +112,7 @@ class Background:
             return commit_together(self._chunks, ranks, replace(wish, flatten=landed), measure)
         self.land()  # before the parent is looked up
         errands = self._own_errands()
-        draft = errands.run_if_main(wish.draft, lambda: None)
+        draft = errands.run_if_main(wish.draft)
         flat = self._own_stager().look(wish.flatten())
         stopping = _Stopping(measure)
         if flat.sharded:
@@ -228,7 +228,7 @@ class Background:
 
     def _prepare(self, wish: Wish, *, just_in_time: bool, drafts: bool) -> tuple[Staged, Wish]:
         """The state staged, and how to commit it."""
-        draft = self._own_errands().run_if_main(wish.draft, lambda: None) if drafts else None
+        draft = self._own_errands().run_if_main(wish.draft) if drafts else None
         staged = self._staged = self._own_stager().stage(wish.flatten(), just_in_time=just_in_time)
         return staged, replace(wish, flatten=staged.settled, draft=lambda: cast("Draft", draft))
 

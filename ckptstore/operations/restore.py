@@ -146,7 +146,7 @@ class _Telling:
 
     def _with_empty(self, state: dict[Any, Any], path: str) -> dict[Any, Any]:
         """With just the commit's keys, also of containers without leaves, which nothing else tells of."""
-        keys = self.owned.manifest.containers[path].keys
+        keys = dict.fromkeys(self.owned.manifest.containers[path].keys)
         made = {key: self._built(join(path, segment(key))) for key in keys if key not in state}
         return {key: value for key, value in state.items() if key in keys} | made
 

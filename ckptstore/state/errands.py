@@ -57,7 +57,7 @@ class Errands:
             self._queue.put(done)
             while not (made or errors):
                 if not over.acquire(timeout=_LOOK_SECONDS) and not self._thread.is_alive() and _taken_back(left):
-                    return work()  # it was closed
+                    break  # it was closed
         except BaseException:
             if give_up is not None and not _taken_back(left):
                 give_up()
@@ -69,9 +69,9 @@ class Errands:
             raise
         if errors:
             raise errors.pop()
-        return made.pop()
+        return made.pop() if made else work()
 
-    def run_if_main(self, work: Callable[[], T], give_up: Callable[[], None]) -> T:
+    def run_if_main(self, work: Callable[[], T], give_up: Callable[[], None] = lambda: None) -> T:
         """`run` for the main thread, the only one that signals interrupt; others do it themselves."""
         is_main = threading.current_thread() is threading.main_thread()
         return self.run(work, give_up) if is_main else work()

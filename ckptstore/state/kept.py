@@ -103,7 +103,7 @@ class KeptBuffers:
 
         Nothing is at work any more when this is interrupted.
         """
-        return self.errands.run_if_main(lambda: self._shared(work, jobs), lambda: None) if jobs else []
+        return self.errands.run_if_main(lambda: self._shared(work, jobs)) if jobs else []
 
     def _shared(self, work: Callable[[Any], T], jobs: Sequence[Any]) -> list[T]:
         shares = [self._pool.submit(_all, work, jobs[first::_WORKERS]) for first in range(_WORKERS)]

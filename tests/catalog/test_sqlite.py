@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine.default import DefaultExecutionContext
 
 from ckptstore import errors
 from ckptstore.catalog import dialects
@@ -383,3 +384,14 @@ def test_a_copied_file_is_a_whole_catalog(url, tmp_path):
     catalog.close()
     shutil.copy(tmp_path / "catalog.sqlite", tmp_path / "copy.sqlite")
     assert open_catalog(f"sqlite:///{tmp_path}/copy.sqlite", create=False).commits() == [made]
+
+
+def test_what_a_signals_handler_raises_is_raised(url, monkeypatch):
+    catalog = open_catalog(url, create=True)
+
+    def interrupted(*_):
+        raise KeyError("odd")
+
+    monkeypatch.setattr(DefaultExecutionContext, "_init_compiled", interrupted)
+    with pytest.raises(KeyError, match="odd"):
+        catalog.runs()

@@ -30,3 +30,14 @@ def test_other_threads_do_it_themselves():
     assert found == [other]
     assert errands.run_if_main(threading.current_thread, lambda: None) is not threading.current_thread()
     errands.close()
+
+
+def test_who_does_it_after_its_end_may_be_interrupted():
+    errands = Errands()
+    errands.close()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        errands.run(interrupted, lambda: None)

@@ -17,6 +17,7 @@ import ckptstore
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.errors import CatalogError, GcRefused, InvalidArgument
 from ckptstore.format.packs import pack_key
+from ckptstore.operations import gc
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
@@ -504,3 +505,23 @@ def test_what_was_written_here_for_another_store_is_not_swept(tmp_path):
     with site_of(place).open() as store:
         store.gc(sweep=True)
     assert files(place) == before
+
+
+class Watched:
+    """Stands for a catalog, and tells what was looked at."""
+
+    url = "sqlite:///catalog"
+
+    def __init__(self):
+        self.looked = []
+
+    def damage(self, *, chunks):
+        self.looked.append(chunks)
+        return []
+
+
+def test_an_open_catalog_is_looked_at_once_and_chunks_where_they_are_needed():
+    catalog: Any = Watched()
+    for rewriting in (False, False, True, True, False):
+        gc._check_undamaged(catalog, rewriting=rewriting)
+    assert catalog.looked == [False, True]

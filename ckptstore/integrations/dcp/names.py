@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptstore.errors import StateError
-from ckptstore.format.manifest import Container, Manifest, TensorEntry
+from ckptstore.format.manifest import MAPPINGS, Container, Manifest, TensorEntry
 from ckptstore.operations.ranks.rank_view import seen_from
 from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.state.composites import KINDS as COMPOSITES
@@ -20,7 +20,6 @@ from ckptstore.state.values import decode
 
 Keys = tuple[str | int, ...]
 
-_MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
 _SEQUENCES = frozenset({"list", "tuple", "deque"})
 
 
@@ -53,7 +52,7 @@ def is_taken_apart(path: str, containers: Mapping[str, Container], leaves: Mappi
     """
     container = containers.get(path)
     if container is None or container.kind != "list":
-        return container is not None and container.kind in _MAPPINGS
+        return container is not None and container.kind in MAPPINGS
     children = _children(path, container)
     return any(_is_tensor(child, containers, leaves) or is_taken_apart(child, containers, leaves) for child in children)
 

@@ -15,14 +15,13 @@ from msgspec.structs import replace
 
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Division
-from ckptstore.format.manifest import Container, Entry, Manifest
+from ckptstore.format.manifest import MAPPINGS, Container, Entry, Manifest
 from ckptstore.operations.ranks.outlines import Assignment, Leaf, Outline, Undigested
 from ckptstore.operations.ranks.reports import Report
 from ckptstore.operations.ranks.uniting import united
 from ckptstore.operations.ranks.written import tensor_entry, value_entry
 from ckptstore.state.paths import is_within, join, root_of, segment
 
-_MAPPINGS = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})
 _KIND = {Undigested.SHARDED: "a part of", Undigested.REPLICATED: "replicated", Undigested.BROADCAST: "broadcast"}
 _WANTED: Mapping[bytes | Undigested, str] = {
     Undigested.SHARDED: "parts of one tensor, and the same around it; what stages of a pipeline have needs names that "
@@ -63,7 +62,7 @@ class Merging:
         self._count = len(outlines)
         self._told = _told(outlines)
         holders = _holders(self._told)
-        differing = _differing(holders, _lacking(holders, self._told))
+        differing = _differing(holders, _lacking(holders, self._told, self._count))
         self._own = frozenset(differing)
         writers = _Writers(self._count, self._told)
         for path, held in holders.items():
@@ -180,7 +179,7 @@ def _holders(told: Sequence[_Told]) -> dict[str, list[_Held]]:
     return holders
 
 
-def _lacking(holders: Mapping[str, Sequence[_Held]], told: Sequence[_Told]) -> dict[str, _Difference]:
+def _lacking(holders: Mapping[str, Sequence[_Held]], told: Sequence[_Told], count: int) -> dict[str, _Difference]:
     """What only some have of an object that gets its state whole: the others must not get it.
 
     But for parts of tensors and what is replicated, and what is around them.
@@ -192,7 +191,7 @@ def _lacking(holders: Mapping[str, Sequence[_Held]], told: Sequence[_Told]) -> d
     shared = _above(frozenset(path for path, held in holders.items() if any(map(_is_undigested, held))), itself=True)
     found: dict[str, _Difference] = {}
     for path, held in holders.items():
-        root = root_of(path, having)
+        root = root_of(path, having) if sum(len(each.ranks) for each in held) < count else ""
         if root in {"", path} or path in shared or _lacked(holders, path.rpartition("/")[0], having[root]):
             continue
         if lacking := _lacked(holders, path, having[root]):
@@ -254,7 +253,7 @@ def _are_mappings(held: Sequence[_Held]) -> bool:
 
 
 def _is_mapping(what: object) -> bool:
-    return isinstance(what, Container) and what.kind in _MAPPINGS
+    return isinstance(what, Container) and what.kind in MAPPINGS
 
 
 def _check_undigested(
@@ -295,7 +294,7 @@ def _above(roots: frozenset[str], *, itself: bool = False) -> frozenset[str]:
 
 
 def _joined(known: Container, other: Container) -> Container:
-    if known.kind not in _MAPPINGS:
+    if known.kind not in MAPPINGS:
         return known
     keys = tuple(dict.fromkeys([*known.keys, *other.keys]))
     return replace(known, keys=keys, attributes=united(known.attributes, other.attributes))
