@@ -389,7 +389,7 @@ def test_a_copied_file_is_a_whole_catalog(url, tmp_path):
 def test_what_a_signals_handler_raises_is_raised(url, monkeypatch):
     catalog = open_catalog(url, create=True)
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyError("odd")
 
     monkeypatch.setattr(DefaultExecutionContext, "_init_compiled", interrupted)
