@@ -193,9 +193,13 @@ class Store(Keeping):
         parent: Ref | None,
         allow_pickle: bool,
         progress: ProgressCallback | None,
+        own: Sequence[Mapping[str, Any]] = (),
     ) -> CommitRecord:
-        """Commit what this process has, whatever process groups there are: for imports."""
-        wish = self._wish(state, step, metadata, parent, None, allow_pickle=allow_pickle, replicated=None)
+        """Commit what this process has, whatever process groups there are: for imports.
+
+        `own` is what several ranks had each for itself, by rank.
+        """
+        wish = self._wish(state, step, metadata, parent, None, allow_pickle=allow_pickle, own=own)
         return self._background.commit(wish, None, progress, alone=True)
 
     def commit_async(

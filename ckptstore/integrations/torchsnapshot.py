@@ -1,15 +1,15 @@
 """Snapshots of torchsnapshot, which need not be installed.
 
-What was sharded is one tensor here, and what was replicated is there once, both on top. What each of several ranks had
-for itself is beneath `ranks` and its number: the logical path of torchsnapshot's `1/rng/rng_state` is
-`ranks/1/rng/rng_state`. A list of which a part only was replicated is a dict by place in both.
+What was sharded is one tensor here, and what was replicated is there once, as are plain values that all ranks had
+alike. What else several ranks had is each one's own, as in a commit of theirs, at the path that torchsnapshot gives it,
+`1/rng/rng_state`. So is a list of which any item is.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -30,9 +30,8 @@ from ckptstore.integrations.snapshot_manifest import (
 )
 from ckptstore.operations.address import Ref
 from ckptstore.progress import ProgressCallback
+from ckptstore.state.paths import is_within, root_of
 from ckptstore.store import Store
-
-_RANKS = "ranks"
 
 
 def import_torchsnapshot(
@@ -64,26 +63,43 @@ def import_torchsnapshot(
         UnsupportedLeaf: a leaf has no encoding.
         StepExists: the step holds another state.
     """
-    state = _read(Path(folder), allow_pickle=allow_pickle)
-    named = state if name is None else {name: state}
+    states = _read(Path(folder), allow_pickle=allow_pickle)
+    state, *own = states if name is None else [{name: each} for each in states]
     return store._commit_alone(  # noqa: SLF001 - of one house
-        named, step=step, metadata=metadata, parent=parent, allow_pickle=allow_pickle, progress=progress
+        state, step=step, metadata=metadata, parent=parent, allow_pickle=allow_pickle, progress=progress, own=own
     )
 
 
-def _read(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
+def _read(folder: Path, *, allow_pickle: bool) -> list[dict[str, Any]]:
+    """What all ranks have, and then what each has for itself, if any has something."""
     ranks = read_snapshot(folder)
     leaves = SnapshotLeaves(folder, allow_pickle=allow_pickle)
     everything = _merged(ranks)
-    shared = everything if len(ranks) == 1 else {path: it for path, it in everything.items() if _is_shared(it)}
-    state = _tree(shared, everything, leaves, str(folder))
-    own = {rank: _own(entries) for rank, entries in enumerate(ranks)} if len(ranks) > 1 else {}
-    if any(own.values()):
-        if _RANKS in state:
-            raise FormatError(f"{folder} has the name {_RANKS!r}, beneath which the ranks' own values would be")
-        told = {rank: f"{folder}: rank {rank}" for rank in own}
-        state[_RANKS] = {rank: _tree(found, ranks[rank], leaves, told[rank]) for rank, found in own.items() if found}
-    return state
+    roots = _own_roots(ranks) if len(ranks) > 1 else frozenset()
+    shared = {path: entry for path, entry in everything.items() if not is_within(path, roots)}
+    states = [_tree(shared, everything, leaves, str(folder))]
+    if roots:
+        own = [_own(entries, everything, roots) for entries in ranks]
+        told = [f"{folder}: rank {rank}" for rank in range(len(ranks))]
+        states += [_tree(found, {**ranks[rank], **found}, leaves, told[rank]) for rank, found in enumerate(own)]
+    return states
+
+
+def _own_roots(ranks: Sequence[Entries]) -> frozenset[str]:
+    """Paths of what is each rank's own: of leaves, or of the lists around them."""
+    alike = {path for path, entry in ranks[0].items() if all(other.get(path) == entry for other in ranks)}
+    return frozenset(
+        _outermost_list(path, entries)
+        for entries in ranks
+        for path, entry in entries.items()
+        if not (_is_shared(entry) or path in alike)
+    )
+
+
+def _outermost_list(path: str, entries: Entries) -> str:
+    """The one that a leaf is in, or else the leaf."""
+    above = (path[:at] for at, character in enumerate(path) if character == "/")
+    return next((each for each in above if isinstance(entries.get(each), ListEntry)), path)
 
 
 def _is_shared(entry: LeafEntry | ContainerEntry) -> bool:
@@ -91,11 +107,16 @@ def _is_shared(entry: LeafEntry | ContainerEntry) -> bool:
     return isinstance(entry, ContainerEntry | ShardedTensorEntry) or entry.replicated
 
 
-def _own(entries: Entries) -> dict[str, LeafEntry | ContainerEntry]:
-    """A rank's own leaves, and the containers on the way to them."""
-    leaves = {path: entry for path, entry in entries.items() if not _is_shared(entry)}
-    above = {path[:at] for path in leaves for at, character in enumerate(path) if character == "/"}
-    return leaves | {path: entry for path, entry in entries.items() if path in above}
+def _own(entries: Entries, everything: Entries, roots: frozenset[str]) -> dict[str, LeafEntry | ContainerEntry]:
+    """What a rank has for itself, and the containers on the way to it; what of it is shared is told of any rank."""
+    own = {path: entry for path, entry in everything.items() if root_of(path, roots) in entries and _is_part(entry)}
+    own |= {path: entry for path, entry in entries.items() if path not in own and is_within(path, roots)}
+    above = {path[:at] for path in own for at, character in enumerate(path) if character == "/"}
+    return own | {path: entries.get(path, everything[path]) for path in above}
+
+
+def _is_part(entry: LeafEntry | ContainerEntry) -> bool:
+    return _is_shared(entry) and not isinstance(entry, ContainerEntry)
 
 
 def _merged(ranks: Sequence[Entries]) -> dict[str, LeafEntry | ContainerEntry]:
@@ -118,9 +139,7 @@ def _tree(entries: Entries, whole: Entries, leaves: SnapshotLeaves, source: str)
     values = {path: leaves.read(it, path) for path, it in entries.items() if not isinstance(it, ContainerEntry)}
     containers = {path: it for path, it in entries.items() if isinstance(it, ContainerEntry)}
     for path in sorted(containers, key=lambda path: path.count("/"), reverse=True):
-        made = _container(path, containers[path], places.get(path, []), values)
-        if made is not None:
-            values[path] = made
+        values[path] = _container(path, containers[path], places.get(path, []), values)
     return {unquote(path): value for path, value in values.items() if "/" not in path}
 
 
@@ -145,12 +164,10 @@ def _places(entries: Entries) -> dict[str, list[int]]:
 
 
 def _container(path: str, entry: ContainerEntry, places: Sequence[int], values: Mapping[str, Any]) -> Any:
-    """A container of the values that are there; None when nothing of what it had is."""
-    keys: Sequence[Any] = entry.keys if isinstance(entry, DictEntry) else places
-    held = {key: values[child] for key in keys if (child := f"{path}/{escaped(key)}") in values}
-    if keys and not held:
-        return None
-    make: Callable[[Any], Any] = OrderedDict if isinstance(entry, OrderedDictEntry) else dict
-    if isinstance(entry, ListEntry) and list(held) == list(range(len(keys))):
-        return list(held.values())
-    return make(held)
+    """A container of the values that are there. Raises FormatError for a list with a gap."""
+    if isinstance(entry, ListEntry):
+        if list(places) != list(range(len(places))):
+            raise FormatError(f"the list {path!r} of the snapshot has items at {places} alone")
+        return [values[f"{path}/{place}"] for place in places]
+    held = {key: values[child] for key in entry.keys if (child := f"{path}/{escaped(key)}") in values}
+    return OrderedDict(held) if isinstance(entry, OrderedDictEntry) else held

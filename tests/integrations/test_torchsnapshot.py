@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.errors import CkptStoreError, FormatError
+from ckptstore.errors import CkptStoreError, FormatError, StateMismatch
 from ckptstore.integrations.torchsnapshot import import_torchsnapshot
 from ckptstore.testing.equality import assert_same
 
@@ -31,16 +31,8 @@ def one_rank():
 
 def of_ranks():
     first, second = STATES["of_rank"](0), STATES["of_rank"](1)
-    shared, *own = first["own"]["mixed"][:1], first["own"]["mixed"][1:], second["own"]["mixed"][1:]
-    return {
-        "own": {"mixed": dict(enumerate(shared))},
-        "same": first["same"],
-        "table": {"w": STATES["sharded"](), "empty": {}},
-        "ranks": {
-            rank: {"own": {"w": torch.full((3,), float(rank)), "rank": rank, "mixed": {1: own[rank][0]}}}
-            for rank in (0, 1)
-        },
-    }
+    shared = {"same": first["same"], "table": {"w": STATES["sharded"](), "empty": {}}}
+    return shared | {0: {"own": first["own"]}, 1: {"own": second["own"]}}
 
 
 @pytest.fixture
@@ -84,10 +76,43 @@ def test_a_snapshot_of_one_rank(store, one):
 
 def test_a_snapshot_of_two_ranks(store, ranks):
     import_torchsnapshot(store, ranks, step=1)
-    state, wanted = store.checkout(1), of_ranks()
-    assert_same({name: state[name] for name in wanted}, wanted)
-    assert store.read(1, "ranks/1/own/rank") == 1
+    assert_same(store.checkout(1), of_ranks())
+    assert store.read(1, "1/own/rank") == 1
     assert store.read(1, "table/w", index=slice(3, 5)).tolist() == [[12.0, 13, 14, 15], [16, 17, 18, 19]]
+
+
+def test_a_snapshot_of_two_ranks_is_what_two_ranks_would_commit(store, ranks, crew):
+    import_torchsnapshot(store, ranks, step=1)
+    crew.do("commit_snapshotted", 2, place=store.url)
+    assert store.manifest(1).manifest == store.manifest(2).manifest
+
+
+def test_two_ranks_go_on_from_their_snapshot(store, ranks, crew):
+    import_torchsnapshot(store, ranks, step=1)
+    crew.do("check_out_snapshotted", 2, place=store.url)
+
+
+def test_another_count_of_ranks_is_told_what_was_each_ones_own(store, ranks):
+    import_torchsnapshot(store, ranks, step=1)
+    with pytest.raises(StateMismatch, match="own/rank: each of 2 ranks had its own, and there are 1 now"):
+        store.checkout(1, into={"own": STATES["of_rank"](0)["own"]})
+
+
+def test_plain_values_that_ranks_had_alike_are_there_once(store, ranks):
+    changed(ranks, lambda manifest: manifest["1/own/rank"].update(serialized_value="0"))
+    import_torchsnapshot(store, ranks, step=1)
+    assert store.read(1, "own/rank") == 0 and "rank" not in store.read(1, "1/own")
+
+
+def test_ranks_beneath_a_name(store, ranks):
+    import_torchsnapshot(store, ranks, step=1, name="old")
+    assert store.read(1, "1/old/own/mixed/1") == 1 and store.read(1, "old/same/step") == 7
+
+
+def test_a_rank_that_has_nothing_for_itself(store, ranks):
+    changed(ranks, lambda manifest: [manifest.pop(path) for path in list(manifest) if path.startswith("1/own")])
+    import_torchsnapshot(store, ranks, step=1)
+    assert_same(store.checkout(1), {**of_ranks(), 1: {}})
 
 
 def test_beneath_a_name(store, one):
@@ -197,14 +222,14 @@ def test_what_contradicts_itself(store, one, name):
     refused(store, one, match)
 
 
+def test_a_list_that_lacks_an_item(store, one):
+    changed(one, lambda manifest: manifest.pop("0/a%2Fb %25/flags/1"))
+    refused(store, one, r"flags' of the snapshot has items at \[0, 2, 3\] alone")
+
+
 def test_a_shard_that_is_missing(store, ranks):
     changed(ranks, lambda manifest: manifest["0/table/w"]["shards"].clear())
     refused(store, ranks, "12 of 28 elements")
-
-
-def test_a_name_that_is_taken(store, ranks):
-    changed(ranks, lambda manifest: manifest.update({"0/ranks": {"type": "list"}}))
-    refused(store, ranks, "'ranks'")
 
 
 # pickles

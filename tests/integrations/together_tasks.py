@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ckptstore
 from ckptstore.state.tree import flatten
+from ckptstore.testing.equality import assert_same
 from tests.integrations.rank_child import as_tree, laid_out, local, square, tensors
 
 MORE_TASKS: dict[str, Callable[..., Any]] = {}
@@ -77,6 +80,31 @@ def check_out_own(group, place, step, strict=True):
         state = {"loader": {"epoch": 0, "position": -1, "seen": torch.zeros(2000, dtype=torch.int64)}}
         store.checkout(step, into=state, process_group=group, strict=strict)
         return state["loader"]["position"]
+
+
+def _snapshotted(group, seen):
+    """What a rank of the snapshot `ranks` had, or what is to be filled with it."""
+    rank = dist.get_rank(group)
+    states = runpy.run_path(str(Path(__file__).parent / "snapshots" / "states.py"))
+    state = states["of_rank"](rank if seen else 7)
+    whole = states["sharded"]() if seen else torch.zeros(7, 4)
+    table = {"w": laid_out({"w": whole}, "rows", group)["w"], "empty": {}}
+    return {"own": state["own"], "same": state["same"], "table": table}
+
+
+@task
+def commit_snapshotted(group, place):
+    with ckptstore.open(place) as store:
+        store.commit(_snapshotted(group, seen=True), step=2, process_group=group)
+
+
+@task
+def check_out_snapshotted(group, place):
+    state, wanted = _snapshotted(group, seen=False), _snapshotted(group, seen=True)
+    with ckptstore.open(place) as store:
+        store.checkout(1, into=state, process_group=group)
+    assert state["table"]["w"].to_local().equal(wanted["table"]["w"].to_local())
+    assert_same({**state, "table": {}}, {**wanted, "table": {}})
 
 
 @task

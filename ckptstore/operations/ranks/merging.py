@@ -82,7 +82,7 @@ class Merging:
         for path, leaf in self._leaves():
             forms.setdefault(path, leaf)
         for path, container in self._containers():
-            containers[path] = _joined(containers.get(path, container), container)
+            containers[path] = joined(containers.get(path, container), container)
         entries: dict[str, Entry] = {
             path: value_entry(path, written, division.most)
             if leaf.form is None
@@ -126,6 +126,14 @@ class Merging:
 
     def _places(self, ranks: Sequence[int], path: str) -> list[str]:
         return [join(str(rank), path) for rank in ranks] if is_within(path, self._own) else [path]
+
+
+def joined(known: Container, other: Container) -> Container:
+    """What two ranks have at one path, with the keys of both. Raises ValueError where they contradict each other."""
+    if known.kind not in MAPPINGS:
+        return known
+    keys = tuple(dict.fromkeys([*known.keys, *other.keys]))
+    return replace(known, keys=keys, attributes=united(known.attributes, other.attributes))
 
 
 class _Difference(NamedTuple):
@@ -245,7 +253,7 @@ def _agreed(known: Any, other: Any) -> Any:
         return known
     if not (_is_mapping(known) and _is_mapping(other) and known.kind == other.kind):
         raise ValueError("they differ")
-    return _joined(known, other)
+    return joined(known, other)
 
 
 def _are_mappings(held: Sequence[_Held]) -> bool:
@@ -291,10 +299,3 @@ def _above(roots: frozenset[str], *, itself: bool = False) -> frozenset[str]:
             path = path.rpartition("/")[0]  # noqa: PLW2901 - the way up
             found.add(path)
     return frozenset(found)
-
-
-def _joined(known: Container, other: Container) -> Container:
-    if known.kind not in MAPPINGS:
-        return known
-    keys = tuple(dict.fromkeys([*known.keys, *other.keys]))
-    return replace(known, keys=keys, attributes=united(known.attributes, other.attributes))
