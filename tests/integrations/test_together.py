@@ -53,6 +53,14 @@ def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
     assert [answer["error"] for answer in answers] == ["StepExists", "RankFailed"]
 
 
+@pytest.mark.parametrize(("layout", "count"), [("plain", 2), ("rows", 2), ("rows", 1)])
+def test_what_is_written_to_meanwhile_is_not_committed(crew, store, layout, count):
+    answers = crew.tell("write_while_committing", count, place=store.url, layout=layout)
+    assert [answer["error"] for answer in answers] == ["StateError", "RankFailed"][:count]
+    assert "'model/x' was changed while it was committed" in answers[0]["told"]
+    assert store.steps() == []
+
+
 def test_ranks_bring_back_what_their_commit_lost(crew, store):
     about = {"place": store.url, "layout": "rows", "same": False}
     crew.do("commit", 2, step=0, **about)

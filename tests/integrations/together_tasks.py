@@ -75,6 +75,19 @@ def commit_own(group, place, step):
 
 
 @task
+def write_while_committing(group, place, layout):
+    """To what this rank has, when it is told of progress, as another thread may."""
+    state = laid_out({"x": torch.arange(4096.0).view(64, 64)}, layout, group)
+
+    def write(*_):
+        if dist.get_rank(group) == 0:
+            local(state["x"]).add_(1)
+
+    with ckptstore.open(place) as store:
+        store.commit({"model": state}, step=0, process_group=group, progress=write)
+
+
+@task
 def check_out_own(group, place, step, strict=True):
     with ckptstore.open(place) as store:
         state = {"loader": {"epoch": 0, "position": -1, "seen": torch.zeros(2000, dtype=torch.int64)}}

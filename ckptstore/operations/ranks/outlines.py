@@ -24,6 +24,7 @@ from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.state.data_parallel import broadcast_buffers
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
+from ckptstore.state.live import Watched
 from ckptstore.state.paths import is_within, join
 from ckptstore.state.shards import Region, is_keeper, members, regions_of
 from ckptstore.state.stateful import is_exact
@@ -98,6 +99,7 @@ class RankState:
         Raises what `flatten` raises, and StateError and UnsupportedLeaf for a DTensor.
         """
         self._flat = self._flatten()
+        self._watched = Watched(self._flat)
         self._broadcast = broadcast_buffers(self._flat.owners, self._among)
         self._advance = self._measure(self._flat.nbytes)
         self._regions = {path: regions_of(tensor, path) for path, tensor in self._flat.sharded.items()}
@@ -109,6 +111,10 @@ class RankState:
             Outline(free=tuple(path for path, owner in self._flat.owners.items() if not is_exact(owner))),
         ]
         return [msgspec.msgpack.encode(part) for part in parts]
+
+    def check(self) -> None:
+        """Raises StateError when a tensor of the host was changed since its outline was asked for."""
+        self._watched.check()
 
     def parts(self, assigned: Assignment) -> list[Part]:
         """Its parts of tensors, by the paths that they will have."""

@@ -82,8 +82,12 @@ def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish, measure: Calla
     with gathering or nullcontext():
         report = write_share(ranks, gathering, held)
 
+    def checked() -> Report:
+        state.check()
+        return report
+
     def publish(told: list[Report]) -> list[CommitRecord]:
         assert gathering is not None
         return [gathering.publish(told, merging.manifest)] * ranks.count
 
-    return ranks.agree(lambda: report, publish)
+    return ranks.agree(checked, publish)
