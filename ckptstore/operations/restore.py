@@ -29,6 +29,7 @@ from ckptstore.state.containers import assign_children, open_container, require_
 from ckptstore.state.paths import is_within, join, segment
 from ckptstore.state.shards import is_sharded, part_of, regions_of
 from ckptstore.state.stateful import RNGState, StateDict, is_exact
+from ckptstore.state.steps import stepping
 from ckptstore.state.tensors import Array, as_tracked, clone, identity
 from ckptstore.state.tree import flatten, is_stateful, unflatten
 
@@ -219,9 +220,13 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
 
     Hooks see the state that is cast, whatever other hooks or a subclass made of it, and put the bits right at once.
     """
+    hooked = stepping(optimizer)
+    if hooked is None:
+        optimizer.load_state_dict(state)
+        return
     given: list[Mapping[str, Any]] = []
-    before = optimizer.register_load_state_dict_pre_hook(lambda _, state: given.append(state))
-    after = optimizer.register_load_state_dict_post_hook(lambda _: _keep_dtypes(optimizer, given[-1]), prepend=True)
+    before = hooked.register_load_state_dict_pre_hook(lambda _, state: given.append(state))
+    after = hooked.register_load_state_dict_post_hook(lambda _: _keep_dtypes(hooked, given[-1]), prepend=True)
     try:
         optimizer.load_state_dict(state)
     finally:

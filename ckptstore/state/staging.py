@@ -22,7 +22,7 @@ from ckptstore.state.live import JustInTime, Lender, LiveLeaf, live_leaf
 from ckptstore.state.optimizers import Owned, changed_by_calls
 from ckptstore.state.pieces import PiecedLeaf
 from ckptstore.state.shards import form_of
-from ckptstore.state.steps import Hooks, is_within_one, tells_of_steps
+from ckptstore.state.steps import Hooks, is_within_one, stepping
 from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, lacks_address, plain_bytes
 from ckptstore.state.tree import Flat
 
@@ -87,7 +87,8 @@ class Stager:
         single = _untied(flat)
         self._buffers.forget_all_but(single)
         watched = just_in_time and not is_within_one()
-        optimizers = [it for it in flat.stateful.values() if tells_of_steps(it)] if watched else []
+        found = map(stepping, flat.stateful.values()) if watched else ()
+        optimizers = [optimizer for optimizer in found if optimizer is not None]
         there = self._devices.stage(single, apart=True)
         here = {path: leaf for path, leaf in single.items() if path not in there}
         live, owners = self._live(here, flat.sharded, Owned(optimizers, changed_by_calls(flat.stateful.values())))

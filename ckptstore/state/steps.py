@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -36,9 +36,16 @@ def unwatch(watcher: Watcher) -> None:
     _WATCHERS.pop(id(watcher), None)
 
 
-def tells_of_steps(value: object) -> TypeGuard[Optimizer]:
-    """Whether it is an optimizer that runs hooks; one that wraps another may not be set up for them."""
-    return isinstance(value, Optimizer) and hasattr(value, "_optimizer_step_pre_hooks")
+def stepping(value: object) -> Optimizer | None:
+    """The optimizer whose hooks run when this one steps; None if it is none, or one that was not set up for them.
+
+    Of one that only passes another one's state on, as Accelerate's wrappers do, it is that one.
+    """
+    if not isinstance(value, Optimizer) or hasattr(value, "_optimizer_step_pre_hooks"):
+        return value if isinstance(value, Optimizer) else None
+    inner = stepping(getattr(value, "optimizer", None))
+    passes_on = inner is not None and value.state is inner.state and value.param_groups is inner.param_groups
+    return inner if passes_on else None
 
 
 def is_within_one() -> bool:

@@ -403,6 +403,40 @@ def test_a_parametrized_module(store):
     assert_same(live.weight.detach(), committed.weight.detach())
 
 
+class PassingOn(torch.optim.Optimizer):
+    """As Accelerate's wrapper: an optimizer that was not set up as one, around another."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.state, self.param_groups = optimizer.state, optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_optimizer_that_wraps_another(store, seen):
+    def made() -> Any:
+        optimizer = PassingOn(torch.optim.Adam([nn.Parameter(torch.ones(50, dtype=torch.bfloat16))]))
+        if not seen:
+            optimizer.param_groups = list(optimizer.param_groups)
+        return optimizer
+
+    committed, live = stepped(made()), made()
+    if seen:
+        for moments in committed.state.values():
+            moments["exp_avg"] = torch.rand(50)
+    store.commit({"optim": committed}, step=0)
+    store.checkout(0, into={"optim": live})
+    assert_same(live.state_dict(), committed.state_dict())
+
+
 def test_an_optimizer_of_many_parameters(store):
     def adam(count: int) -> Any:
         weights = [nn.Parameter(torch.ones(1)) for _ in range(count)]

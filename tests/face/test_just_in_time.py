@@ -383,6 +383,41 @@ class Wrapped:
         self.optimizer.load_state_dict(state)
 
 
+class PassingOn(torch.optim.Optimizer):
+    """As Accelerate's wrapper: an optimizer that was not set up as one, around another."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.state, self.param_groups = optimizer.state, optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+
+def test_an_optimizer_that_wraps_another_is_seen(slowed):
+    store, storage = slowed
+    weights, optimizer = large()
+    wrapping = PassingOn(optimizer)
+    step(weights, wrapping)
+    expected = copy.deepcopy({"w": list(weights), "optim": optimizer.state_dict()})
+    storage.gate.clear()
+    handle = store.commit_async({"w": weights, "optim": wrapping}, step=0)
+    step(weights, wrapping)
+    storage.gate.set()
+    handle.result()
+    assert_same(store.checkout(0), expected)
+    storage.gate.clear()
+    handle = store.commit_async({"w": weights, "optim": wrapping}, step=1)
+    with torch.no_grad():
+        weights[-1].mul_(2)
+    storage.gate.set()
+    with pytest.raises(StateError, match="was changed, and not by its optimizer's step"):
+        handle.result()
+
+
 def test_an_optimizer_that_is_not_seen_is_copied_at_once(slowed):
     store, storage = slowed
     weights, optimizer = large()
