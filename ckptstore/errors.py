@@ -53,6 +53,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 _WRAPPER = re.compile(r"(?<![^./])(_orig_mod|module)\.")
+_OPTIMIZER_STATE = re.compile(r"(^|/)state/[^/]+/[^/]+$")
 """What `torch.compile` and DDP put before the names of what they wrap."""
 
 
@@ -147,6 +148,7 @@ class StateMismatch(StateError):
             _listing("in the commit but not in the target", self.unexpected),
             _listing("different", self.different),
             _wrapping(self.missing, self.unexpected),
+            _fresh(self.unexpected),
         ]
         told = "\n".join(part for part in parts if part)
         super().__init__(f"the target does not fit the commit; nothing was changed\n{told}")
@@ -250,7 +252,8 @@ class TooManyConnections(CatalogUnavailable):
 def holds_another(run: str, step: int) -> StepExists:
     """For a commit of another state to a step."""
     back = "to go back and train on, delete this step and those behind it, or fork the run"
-    return StepExists(f"step {step} of run {run!r} holds another state: commit to a new step; {back}")
+    other = "if another job commits to this run, give each a run of its own"
+    return StepExists(f"step {step} of run {run!r} holds another state: commit to a new step; {back}; {other}")
 
 
 def nearest(name: object, known: Iterable[object]) -> str:
@@ -267,6 +270,12 @@ def _listing(title: str, paths: Sequence[str], most: int = 20) -> str:
         return ""
     more = f"\n    … and {len(paths) - most} more" if len(paths) > most else ""
     return f"  {title}:\n" + "\n".join(f"    {path}" for path in paths[:most]) + more
+
+
+def _fresh(unexpected: Sequence[str]) -> str:
+    """What to do about the state of an optimizer that is not in the target."""
+    found = any(_OPTIMIZER_STATE.search(path) for path in unexpected)
+    return "  an optimizer has no state before its first step: give it itself, not its state_dict()" if found else ""
 
 
 def _wrapping(missing: Sequence[str], unexpected: Sequence[str]) -> str:

@@ -365,5 +365,6 @@ class Store(Keeping):
         return Wish(name, step, partial(flattened, app_state, **leaves), draft)
 
     def _draft(self, run: str, step: int, metadata: Mapping[str, Any] | None, parent: Ref | None) -> history.Draft:
+        self._parts.check_writable()
         base = None if parent is None else self._find(parent)
         return history.draft(self._parts.catalog, address.check_name("run", run), step, base, metadata)

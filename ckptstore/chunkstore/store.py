@@ -19,6 +19,7 @@ from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.reader import fetch
 from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.chunkstore.writer import ChunkWriter
+from ckptstore.errors import StorageReadOnly
 from ckptstore.format import document, envelope
 from ckptstore.format.codecs import Level
 from ckptstore.format.codecs.making import MAKING
@@ -27,6 +28,7 @@ from ckptstore.format.document import Document
 from ckptstore.format.sealing import Sealer
 from ckptstore.format.version import DELTAS, SECTORS, StoreConfig
 from ckptstore.storage.base import Closing, Storage
+from ckptstore.storage.wrappers import ReadOnly
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class ChunkStore:
         self.catalog.close()
         if isinstance(self.storage, Closing):
             self.storage.close()
+
+    def check_writable(self) -> None:
+        """Raises StorageReadOnly for a store that was opened for reading only."""
+        if isinstance(self.storage, ReadOnly):
+            raise StorageReadOnly(self.storage.refusal)
 
     def writer(self, session: str, *, refuse: Exception | None = None, advance: Advance = ignore) -> ChunkWriter:
         """A writer for a session; with `refuse`, that is raised before a chunk is stored that is new and not lost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _MODULES = {
     "dcp": "dcp_files",
     "torchsnapshot": "torchsnapshot",
 }
+_EXPORTED = ["safetensors", "torch", "dcp"]
 
 
 @click.command("export", epilog=STEP)
@@ -39,7 +41,7 @@ _MODULES = {
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["safetensors", "torch", "dcp"]),
+    type=click.Choice(_EXPORTED),
     help="By default by suffix: .safetensors, or .pt, .pth and .bin for torch.",
 )
 @click.option("--allow-pickle", is_flag=True, help="Write objects that are pickles, which are loaded for that.")
@@ -61,7 +63,7 @@ def export_(
     That is a file of safetensors or torch.save, or a folder of torch.distributed.checkpoint (dcp). A safetensors file
     holds tensors only, named by their logical paths, or with --name as in the state dict that stands there.
     """
-    kind = kind or _kind(file)
+    kind = kind or _kind(file, _EXPORTED)
     if kind == "dcp" and force:
         raise click.UsageError("--force is for files: remove the folder first")
     options = {} if kind == "dcp" else {"overwrite": force}
@@ -113,7 +115,7 @@ def import_(
     """
     from ckptstore.cli.records import commit_json
 
-    kind = kind or ("torch" if file.suffix == _LIGHTNING and file.is_file() else _kind(file))
+    kind = kind or ("torch" if file.suffix == _LIGHTNING and file.is_file() else _kind(file, _MODULES))
     options: dict[str, Any] = {} if kind == "safetensors" else {"allow_pickle": allow_pickle}
     options |= {"metadata": _metadata(metadata), "parent": parent}
     with place.open(any_run=True) as store, progress_bar() as progress:
@@ -136,11 +138,11 @@ def _function(verb: str, kind: str) -> Any:
     return getattr(import_module(f"ckptstore.integrations.{_MODULES[kind]}"), f"{verb}_{kind}")
 
 
-def _kind(file: Path) -> str:
+def _kind(file: Path, known: Iterable[str]) -> str:
     found = [kind for name, kind in _INSIDE.items() if (file / name).exists()]
     if file.is_dir() and any(inner.suffix in _SUFFIXES for inner in file.iterdir()):
         found.append("safetensors")  # as above
     if not found and file.suffix not in _SUFFIXES:
         doubt = f"holds none of {', '.join(_INSIDE)}" if file.is_dir() else "has a suffix that tells no format"
-        raise click.UsageError(f"{file} {doubt}: give --format")
+        raise click.UsageError(f"{file} {doubt}: give --format, one of {', '.join(known)}")
     return found[0] if found else _SUFFIXES[file.suffix]

@@ -33,10 +33,23 @@ def other_groups(owned: Ownership, values: Mapping[str, object]) -> Iterator[str
         there = [len(_listed(values, f"{path}/params")) for path in paths]
         if paths and owned.is_free(root) and here != there:
             yield f"{root}: groups of {there} parameters in the commit, of {here} in the target"
+        elif owned.strict and owned.is_free(root) and (lacking := _lacking(owned, optimizer, paths)):
+            yield f"{root}: no {', '.join(lacking)} in the commit, which is of another kind of optimizer"
         elif owned.touches(f"{root}/state") or any(f"{path}/param_names" in owned.wanted for path in paths):
             moved = _moved(optimizer, [name for path in paths for name in _listed(values, f"{path}/param_names")])
             if moved:
                 yield f"{root}: its parameters have another order in the commit: {moved}; {_REORDER}"
+
+
+def _lacking(owned: Ownership, optimizer: torch.optim.Optimizer, groups: Sequence[str]) -> list[str]:
+    """Hyperparameters that no optimizer of this kind is without: numbers. Later versions of torch only add switches."""
+    numbers = {name for name, value in getattr(optimizer, "defaults", {}).items() if _is_number(value)}
+    there = [set(owned.manifest.containers[path].keys) for path in groups]
+    return sorted(numbers - set.intersection(*there)) if there else []
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | tuple) and not isinstance(value, bool)
 
 
 def lacked_state(owned: Ownership, *, allow_cast: bool) -> Iterator[tuple[str, torch.Tensor]]:

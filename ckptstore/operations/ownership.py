@@ -27,13 +27,14 @@ class Ownership:
 
     Attributes:
         flat: the target.
+        strict: whether paths that only one side has are an error.
         optimizers: path → optimizer.
         manifest: the commit's, as the target's optimizers know it.
         extra_states: paths of what modules gave beside their tensors.
     """
 
     def __init__(self, manifest: Manifest, flat: Flat, globs: Sequence[str] | None, *, strict: bool) -> None:
-        self.flat, self._globs, self._strict = flat, globs, strict
+        self.flat, self.strict, self._globs = flat, strict, globs
         owners = flat.owners
         self.optimizers = {path: owner for path, owner in owners.items() if isinstance(owner, torch.optim.Optimizer)}
         self.manifest = renumbered(manifest, list(self.optimizers))
@@ -69,7 +70,7 @@ class Ownership:
             return [f"{mine}: the commit has {', '.join(sorted(theirs)) or 'nothing'}"]
         if mine and self._globs and not self._selected and chosen(self.manifest.entries, self._globs):
             return [f"paths={list(self._globs)}: selects nothing of {mine}"]
-        if self._strict:
+        if self.strict:
             return []
         own, found = set(map(self._root, self.flat.leaves)), {self._root(path): path for path in self._selected}
         idle = (found.keys() & own) - set(map(self._root, self.wanted)) - {""}
@@ -93,7 +94,7 @@ class Ownership:
     def whole(self, path: str) -> bool:
         """Whether the owner of `path` gets the commit's state as it was, instead of its own with parts replaced."""
         root = self._root(path)
-        return root in self._complete and (self._strict or not self._is_exact(root))
+        return root in self._complete and (self.strict or not self._is_exact(root))
 
     @cached_property
     def _selected(self) -> dict[str, Entry]:

@@ -454,6 +454,47 @@ def test_an_optimizer_of_many_parameters(store):
         store.checkout(0, into={"optim": adam(1499)})
 
 
+def with_group(kind: Any, **hyperparameters: Any) -> Any:
+    return stepped(kind([nn.Parameter(torch.ones(3))], lr=0.1, **hyperparameters))
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacking"), [(torch.optim.SGD, "dampening, momentum"), (torch.optim.NAdam, "momentum_decay")]
+)
+def test_another_kind_of_optimizer(store, kind, lacking):
+    store.commit({"optim": with_group(torch.optim.Adam)}, step=0)
+    live = with_group(kind)
+    before = copy.deepcopy(live.state_dict())
+    with pytest.raises(StateMismatch, match=f"optim: no {lacking} in the commit, which is of another kind"):
+        store.checkout(0, into={"optim": live})
+    assert_same(live.state_dict(), before)
+
+
+def test_another_kind_of_optimizer_gets_the_state_when_asked_for(store):
+    store.commit({"optim": with_group(torch.optim.Adam)}, step=0)
+    live = with_group(torch.optim.SGD)
+    store.checkout(0, into={"optim": live}, strict=False)
+    assert "exp_avg" in live.state_dict()["state"][0]
+
+
+def test_an_optimizer_of_an_older_torch_with_less_switches(store):
+    committed, live = with_group(torch.optim.Adam, amsgrad=True), with_group(torch.optim.AdamW)
+    state = committed.state_dict()
+    for switch in ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay"):
+        del state["param_groups"][0][switch]
+    state["param_groups"][0]["initial_lr"] = 0.1
+    store.commit({"optim": state}, step=0)
+    store.checkout(0, into={"optim": live})
+    assert_same(live.state_dict()["state"], committed.state_dict()["state"])
+
+
+def test_a_plain_dict_has_no_place_for_the_state_of_an_optimizer(store):
+    store.commit({"optim": with_group(torch.optim.Adam).state_dict()}, step=0)
+    fresh = torch.optim.Adam([nn.Parameter(torch.ones(3))]).state_dict()
+    with pytest.raises(StateMismatch, match=r"no state before its first step: give it itself, not its state_dict\(\)"):
+        store.checkout(0, into={"optim": fresh})
+
+
 def named(order: str, *, prefix: str = "", split: int = 0) -> Any:
     """An optimizer that knows its parameters' names, in one group or in two."""
     weights = [(prefix + name, nn.Parameter(torch.full((2,), float(ord(name))))) for name in order]

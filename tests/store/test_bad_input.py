@@ -393,7 +393,8 @@ def test_a_store_opened_for_reading(store, place):
         assert reading.verify().ok
         for act in (
             lambda: reading.commit(state_of("main", 300), step=300),
-            lambda: reading.commit_async(state_of("main", 300), step=300).result(),
+            lambda: reading.commit_async(state_of("main", 300), step=300),
+            lambda: ckptstore.CheckpointManager(reading, 1).save(300, state_of("main", 300)),
             lambda: reading.tag("new", 100),
             lambda: reading.untag("best"),
             lambda: reading.delete(200),
