@@ -20,6 +20,7 @@ FLOORS = {
     "batching": 0,
     "patience": 0,
     "compiling": 0,
+    "errands": 0,
     "format": 1,
     "storage": 2,
     "catalog": 2,

@@ -39,68 +39,53 @@ class SqlCatalog:
         self._database.close()
 
     def owner(self) -> str | None:
-        with self._database.read() as db:
-            return names.owner(db)
+        return self._database.ask(names.owner)
 
     def bind(self, store: str) -> None:
-        with self._database.write() as db:
-            names.bind(db, store)
+        self._database.change(names.bind, store)
 
     def runs(self) -> list[RunRecord]:
-        with self._database.read() as db:
-            return queries.all_runs(db)
+        return self._database.ask(queries.all_runs)
 
     def steps(self, run: str) -> list[int]:
-        with self._database.read() as db:
-            return queries.steps(db, run)
+        return self._database.ask(queries.steps, run)
 
     def newest(self, run: str, most: int) -> CommitRecord | None:
-        with self._database.read() as db:
-            return queries.newest(db, run, most)
+        return self._database.ask(queries.newest, run, most)
 
     def commits(self, run: str | None = None, *, deleted: bool = False) -> list[CommitRecord]:
-        with self._database.read() as db:
-            return queries.all_commits(db, run, deleted=deleted)
+        return self._database.ask(queries.all_commits, run, deleted=deleted)
 
     def find(self, run: str, step: int | str) -> CommitRecord:
-        with self._database.read() as db:
-            return queries.find(db, run, step)
+        return self._database.ask(queries.find, run, step)
 
     def by_id(self, commit: str) -> CommitRecord | None:
-        with self._database.read() as db:
-            return queries.by_id(db, commit)
+        return self._database.ask(queries.by_id, commit)
 
     def manifest(self, commit: str) -> bytes:
-        with self._database.read() as db:
-            return queries.manifest(db, commit)
+        return self._database.ask(queries.manifest, commit)
 
     def locate(self, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
-        with self._database.read() as db:
-            return queries.locate(db, digests)
+        return self._database.ask(queries.locate, digests)
 
     def packs(self, commit: str | None = None) -> list[PackRecord]:
-        with self._database.read() as db:
-            return queries.all_packs(db, commit)
+        return self._database.ask(queries.all_packs, commit)
 
     def pack_chunks(self, pack: str) -> list[ChunkLocation]:
-        with self._database.read() as db:
-            return queries.pack_chunks(db, pack)
+        return self._database.ask(queries.pack_chunks, pack)
 
     def stats(self) -> CatalogStats:
-        with self._database.read() as db:
-            return queries.stats(db)
+        return self._database.ask(queries.stats)
 
     def check(self) -> list[str]:
         damage = self.damage(chunks=True)
         if damage:
             return damage
-        with self._database.read() as db:
-            return queries.check(db)
+        return self._database.ask(queries.check)
 
     def damage(self, *, chunks: bool) -> list[str]:
         try:
-            with self._database.read() as db:
-                return dialects.integrity(db, () if chunks else collection.DECIDING)
+            return self._database.ask(dialects.integrity, () if chunks else collection.DECIDING)
         except CatalogError as error:
             told = dialects.damage_told(error)
             if told is None:
@@ -108,110 +93,84 @@ class SqlCatalog:
             return [told]
 
     def users(self, pack: str) -> list[str]:
-        with self._database.read() as db:
-            return upkeep.users(db, pack)
+        return self._database.ask(upkeep.users, pack)
 
     def copies(self, digests: Sequence[bytes]) -> list[ChunkLocation]:
-        with self._database.read() as db:
-            return upkeep.copies(db, digests)
+        return self._database.ask(upkeep.copies, digests)
 
     def lost(self) -> dict[bytes, list[str]]:
-        with self._database.read() as db:
-            return upkeep.lost(db)
+        return self._database.ask(upkeep.lost)
 
     def forget_lost(self, digests: Sequence[bytes]) -> None:
-        with self._database.write() as db:
-            upkeep.forget_lost(db, digests)
+        self._database.change(upkeep.forget_lost, digests)
 
     def gone(self, listed: Objects) -> Objects:
-        with self._database.read() as db:
-            return upkeep.gone(db, listed)
+        return self._database.ask(upkeep.gone, listed)
 
     def unknown(self, listed: Objects) -> Objects:
-        with self._database.read() as db:
-            return upkeep.unknown(db, listed)
+        return self._database.ask(upkeep.unknown, listed)
 
     def open_session(self, lease_seconds: float) -> str:
-        with self._database.write() as db:
-            return sessions.open_session(db, lease_seconds)
+        return self._database.change(sessions.open_session, lease_seconds)
 
     def extend_session(self, session: str, lease_seconds: float) -> None:
-        with self._database.write() as db:
-            sessions.extend_session(db, session, lease_seconds)
+        self._database.change(sessions.extend_session, session, lease_seconds)
 
     def end_session(self, session: str) -> None:
-        with self._database.write() as db:
-            sessions.end_session(db, session)
+        self._database.change(sessions.end_session, session)
 
     def pin(self, session: str, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
-        with self._database.write() as db:
-            return sessions.pin(db, session, digests)
+        return self._database.change(sessions.pin, session, digests)
 
     def reserve(self, session: str, packs: Sequence[str], document: str | None = None) -> None:
-        with self._database.write() as db:
-            sessions.reserve(db, session, packs, document)
+        self._database.change(sessions.reserve, session, packs, document)
 
     def commit(self, session: str, new: NewCommit) -> CommitRecord:
-        with self._database.write() as db:
-            return sessions.commit(db, session, new)
+        return self._database.change(sessions.commit, session, new)
 
     def enter(self, new: NewCommit) -> None:
-        with self._database.write() as db:
-            sessions.enter(db, new)
+        self._database.change(sessions.enter, new)
 
     def rewrite(self, session: str, new: Rewrite) -> None:
-        with self._database.write() as db:
-            rewriting.rewrite(db, session, new)
+        self._database.change(rewriting.rewrite, session, new)
 
     def tag(
         self, session: str, name: str, commit: CommitRecord, document: str, instead_of: str | None = None
     ) -> str | None:
-        with self._database.write() as db:
-            return names.tag(db, session, name, commit, document, instead_of)
+        return self._database.change(names.tag, session, name, commit, document, instead_of)
 
     def enter_tags(self, told: Sequence[TagRecord]) -> None:
-        with self._database.write() as db:
-            names.enter_tags(db, told)
+        self._database.change(names.enter_tags, told)
 
     def untag(self, run: str, name: str) -> str:
-        with self._database.write() as db:
-            return names.untag(db, run, name)
+        return self._database.change(names.untag, run, name)
 
     def tags(self, run: str | None = None) -> list[TagRecord]:
-        with self._database.read() as db:
-            return queries.all_tags(db, run)
+        return self._database.ask(queries.all_tags, run)
 
     def delete(self, gone: Sequence[CommitRecord]) -> None:
-        with self._database.write() as db:
-            names.delete_commits(db, gone)
+        self._database.change(names.delete_commits, gone)
 
     def restore(self, run: str, step: int) -> CommitRecord:
-        with self._database.write() as db:
-            return names.restore(db, run, step)
+        return self._database.change(names.restore, run, step)
 
     def mark_verified(self, packs: Sequence[str]) -> None:
-        with self._database.write() as db:
-            upkeep.mark_verified(db, packs)
+        self._database.change(upkeep.mark_verified, packs)
 
     def replace_manifest(self, commit: str, data: bytes) -> None:
-        with self._database.write() as db:
-            upkeep.replace_manifest(db, commit, data)
+        self._database.change(upkeep.replace_manifest, commit, data)
 
     def fence_expired(self) -> int:
-        with self._database.write() as db:
-            return sessions.fence_expired(db)
+        return self._database.change(sessions.fence_expired)
 
     def garbage(self, grace: float) -> Objects:
-        with self._database.read() as db:
-            return collection.garbage(db, grace)
+        return self._database.ask(collection.garbage, grace)
 
     def condemn(self, grace: float) -> Objects:
-        with self._database.write() as db:
-            return collection.condemn(db, grace)
+        return self._database.change(collection.condemn, grace)
 
     def settle(self, done: Objects) -> None:
-        with self._database.write() as db:
-            collection.settle(db, done)
+        self._database.change(collection.settle, done)
 
 
 def open_catalog(

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, StatementError
 
 from ckptstore.catalog import dialects
 from ckptstore.catalog.forking import close_before_fork, unforked
+from ckptstore.errands import uninterrupted
 from ckptstore.errors import CatalogError, CatalogUnavailable, InvalidArgument, StorageReadOnly, TooManyConnections
 from ckptstore.patience import patiently
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Database:
@@ -50,6 +55,17 @@ class Database:
             dialects.lock(connection)
             yield connection
 
+    def ask(self, work: Callable[Concatenate[Connection, P], T], *given: P.args, **named: P.kwargs) -> T:
+        """What `work` gives for the connection of a `read`. A signal's handler that raises ends the waiting for it.
+
+        In the midst of it, that would leave locks of the pool taken, or the transaction open.
+        """
+        return uninterrupted(partial(_within, self.read, work, *given, **named))
+
+    def change(self, work: Callable[Concatenate[Connection, P], T], *given: P.args, **named: P.kwargs) -> T:
+        """`ask` for a `write`, which is done whole also when the waiting for it is interrupted."""
+        return uninterrupted(partial(_within, self.write, work, *given, **named))
+
     @contextmanager
     def rebuild(self) -> Iterator[Connection]:
         """`write`, for changing tables: SQLite does it by dropping them, which must not cascade. `close` follows."""
@@ -64,14 +80,17 @@ class Database:
     def prepare(self) -> None:
         """Make the place where tables can be created, if it is missing; a Postgres database must be there already."""
         if self._is_file():
-            with self._errors():
-                dialects.prepare_sqlite(self.parsed)
+            uninterrupted(self._prepare)
+
+    def _prepare(self) -> None:
+        with self._errors():
+            dialects.prepare_sqlite(self.parsed)
 
     def close(self) -> None:
         """Give back this process's connections; they are opened again when used."""
         engine = self._engines.pop(os.getpid(), None)
         if engine is not None:
-            engine.dispose()
+            uninterrupted(engine.dispose)
 
     def _engine(self) -> Engine:
         found = self._engines.get(os.getpid())
@@ -111,6 +130,16 @@ class Database:
             raise StorageReadOnly(f"catalog {where}: {error.strerror}") from error
         except OSError as error:
             raise CatalogError(f"catalog {where}: {error.strerror}") from error
+
+
+def _within(
+    transaction: Callable[[], AbstractContextManager[Connection]],
+    work: Callable[Concatenate[Connection, P], T],
+    *given: P.args,
+    **named: P.kwargs,
+) -> T:
+    with transaction() as connection:
+        return work(connection, *given, **named)
 
 
 def _parse(url: str) -> URL:

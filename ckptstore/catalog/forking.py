@@ -25,7 +25,8 @@ class Closable(Protocol):
         """Close those that are idle."""
 
 
-_TURN = threading.Condition(threading.RLock())
+_LOCK = threading.RLock()  # entered and left in C, where no signal's handler interrupts, as it may a Condition
+_TURN = threading.Condition(_LOCK)
 _OPEN: weakref.WeakSet[Closable] = weakref.WeakSet()
 _BUSY: dict[int, int] = {}
 """Thread → how many transactions it is in."""
@@ -33,7 +34,7 @@ _BUSY: dict[int, int] = {}
 
 def close_before_fork(database: Closable) -> None:
     """From now on."""
-    with _TURN:
+    with _LOCK:
         _OPEN.add(database)
 
 
@@ -41,12 +42,12 @@ def close_before_fork(database: Closable) -> None:
 def unforked() -> Iterator[None]:
     """No other thread forks meanwhile."""
     me = threading.get_ident()
-    with _TURN:
+    with _LOCK:
         _BUSY[me] = _BUSY.get(me, 0) + 1
     try:
         yield
     finally:
-        with _TURN:
+        with _LOCK:
             _BUSY[me] -= 1
             if not _BUSY[me]:
                 del _BUSY[me]

@@ -24,8 +24,7 @@ _stamp = Table(
 
 def stored_version(database: Database) -> str | None:
     """The revision a database is at; None when it has no tables. CatalogError when its tables are not ours."""
-    with database.read() as db:
-        return read_version(db, database.url)
+    return database.ask(read_version, database.url)
 
 
 def read_version(db: Connection, url: str) -> str | None:
@@ -40,14 +39,17 @@ def read_version(db: Connection, url: str) -> str | None:
 
 def create_tables(database: Database) -> str:
     """Give an empty database the newest schema, unless another process was faster; its revision."""
-    with database.write() as db:
-        found = read_version(db, database.url)
-        if found is not None:
-            return found
-        metadata.create_all(db, checkfirst=False)
-        _stamp.create(db, checkfirst=False)
-        db.execute(insert(_stamp).values(version_num=HEAD))
-        return HEAD
+    return database.change(_create, database.url)
+
+
+def _create(db: Connection, url: str) -> str:
+    found = read_version(db, url)
+    if found is not None:
+        return found
+    metadata.create_all(db, checkfirst=False)
+    _stamp.create(db, checkfirst=False)
+    db.execute(insert(_stamp).values(version_num=HEAD))
+    return HEAD
 
 
 def missing(told: str) -> CatalogNotFound:

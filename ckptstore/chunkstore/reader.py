@@ -20,6 +20,7 @@ from ckptstore.chunkstore.jobs import Fetch, Job, batches, families, jobs_for
 from ckptstore.chunkstore.needs import Way, granted
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.scratch import Scratch
+from ckptstore.errands import uninterrupted
 from ckptstore.errors import CorruptData, MissingData, ObjectNotFound
 from ckptstore.format.codecs import RAW, Encoded
 from ckptstore.format.packs import pack_key
@@ -81,11 +82,12 @@ def _carry_out(jobs: list[Job], run: _Run, budget: int | None, beside: int) -> N
         run(tasks[0])
         return
     rest = iter(list(zip_longest(tasks, tasks[AHEAD:], fillvalue=())))  # its steps are atomic
-    with ThreadPoolExecutor(workers, "ckptstore-fetch") as pool:
-        try:
+
+    def spread() -> None:
+        with ThreadPoolExecutor(workers, "ckptstore-fetch") as pool:
             wait_all([pool.submit(_work, run, rest) for _ in range(min(workers, len(tasks)))])
-        finally:
-            _give_up(rest)
+
+    uninterrupted(spread, lambda: _give_up(rest))
 
 
 def _work(run: _Run, rest: Iterator[tuple[Sequence[Job], Sequence[Job]]]) -> None:

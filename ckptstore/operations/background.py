@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast, get_args
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
@@ -21,13 +20,14 @@ from ckptstore.operations.ranks.channels import Channels
 from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:  # they import torch, for which nobody waits who only closes a store
+    from ckptstore.errands import Errands
     from ckptstore.operations.history import Draft
     from ckptstore.operations.ranks.ranks import Group
     from ckptstore.operations.ranks.together import Wish
-    from ckptstore.state.errands import Errands
     from ckptstore.state.staging import Staged, Stager
     from ckptstore.state.tree import Flat
 
+T = TypeVar("T")
 WhenBusy = Literal["wait", "raise"]
 """What a background commit does while another one is in flight."""
 
@@ -135,20 +135,26 @@ class Background:
         ranks = Ranks(*seat(group), group)
         key = given(group) if ranks.count > 1 else None
         ready: list[tuple[Staged, Wish]] = []
-        with ExitStack() as turn:
 
+        def launch(*, alone: bool) -> CommitHandle:
             def prepare() -> _Told:
-                if not turn.enter_context(self._turn(when_busy)):
+                if not self._may_begin(when_busy, alone=alone):
                     return _Told(busy=True, apart=False)
                 ready.append(self._prepare(wish, just_in_time=just_in_time, drafts=ranks.is_coordinator))
                 return _Told(busy=False, apart=key is not None and not self._channels.has(key))
 
-            told = ranks.agree(prepare, _told_by_any)
-            if told.busy:
-                raise CommitInFlight(_BUSY)
-            if told.apart:
-                self._channels.make(group)
-            return self._start(*ready[0], key)
+            try:
+                told = ranks.agree(prepare, _told_by_any)
+                if told.busy:
+                    raise CommitInFlight(_BUSY)
+                if told.apart:
+                    self._channels.make(group)
+                return self._start(*ready[0], key)
+            finally:
+                if alone and self._flight is None:
+                    self._staged = None
+
+        return self._alone(launch, patient=when_busy == "wait")
 
     def settle(self) -> None:
         """Return once anybody may change the state of the commit in flight."""
@@ -176,55 +182,62 @@ class Background:
 
     def close(self) -> None:
         """`land`, and give back the kept memory, the channels, and what the chunks keep open."""
-        with self._alone(patient=True):
-            try:
-                self.land()
-            finally:
-                self._channels.close()
-                stager, self._stager = self._stager, None  # first: when this is interrupted, it may be half closed
-                errands, self._errands = self._errands, None
-                if errands is not None:
-                    errands.end()
-                if stager is not None:
-                    stager.close()
-                self._chunks.close()
+        self._alone(self._close, patient=True)
 
-    @contextmanager
-    def _turn(self, when_busy: WhenBusy) -> Iterator[bool]:
-        """Alone, and with no commit in flight; false when there is one, and nobody wants to wait.
+    def _close(self, *, alone: bool) -> None:
+        if not alone:
+            raise self._within()
+        try:
+            self.land()
+        finally:
+            self._channels.close()
+            stager, self._stager = self._stager, None  # first: when this is interrupted, it may be half closed
+            errands, self._errands = self._errands, None
+            if errands is not None:
+                errands.end()
+            if stager is not None:
+                stager.close()
+            self._chunks.close()
+
+    def _may_begin(self, when_busy: WhenBusy, *, alone: bool) -> bool:
+        """Whether no commit is in flight; where nobody wants to wait for that, it may be.
 
         Raises the error of the last commit.
         """
         if when_busy not in get_args(WhenBusy):
             raise InvalidArgument(f"when_busy={when_busy!r}: choose one of {', '.join(get_args(WhenBusy))}")
-        patient = when_busy == "wait"
-        with self._alone(patient=patient) as alone:
-            if not alone or (not patient and self._flight is not None and not self._flight.done()):
-                yield False
-                return
-            try:
-                self.land()
-                self._staged = None
-                yield True
-            finally:
-                if self._flight is None:
-                    self._staged = None
+        if not alone and self._is_within():
+            raise self._within()
+        if not alone or (when_busy == "raise" and self._flight is not None and not self._flight.done()):
+            return False
+        self.land()
+        self._staged = None
+        return True
 
-    @contextmanager
-    def _alone(self, *, patient: bool) -> Iterator[bool]:
-        """While no other thread begins a commit or closes; false when one does, and this one is not patient."""
-        if self._preparing == threading.get_ident():
-            where = "this thread is within commit_async, or close, where a signal's handler interrupted it"
-            raise CommitInFlight(f"{where}: wait until that has returned")
-        if not self._lock.acquire(blocking=patient):
-            yield False
-            return
-        self._preparing = threading.get_ident()
-        try:
-            yield True
-        finally:
-            self._preparing = None
-            self._lock.release()
+    def _alone(self, work: Callable[..., T], *, patient: bool) -> T:
+        """What `work` gives while no other thread begins a commit or closes.
+
+        It is told when it is not alone: another thread does, and this one is not patient, or this one does already. The
+        lock is taken and let go in C, and nothing is called before it is known by whom: so no signal's handler comes
+        between.
+        """
+        if self._is_within() or (not patient and self._lock.locked()):
+            return work(alone=False)
+        this = threading.get_ident()
+        with self._lock:
+            self._preparing = this
+            try:
+                return work(alone=True)
+            finally:
+                self._preparing = None
+
+    def _is_within(self) -> bool:
+        return self._preparing == threading.get_ident()
+
+    @staticmethod
+    def _within() -> CommitInFlight:
+        where = "this thread is within commit_async, or close, where a signal's handler interrupted it"
+        return CommitInFlight(f"{where}: wait until that has returned")
 
     def _prepare(self, wish: Wish, *, just_in_time: bool, drafts: bool) -> tuple[Staged, Wish]:
         """The state staged, and how to commit it."""
@@ -267,7 +280,7 @@ class Background:
             raise
 
     def _own_errands(self) -> Errands:
-        from ckptstore.state.errands import Errands
+        from ckptstore.errands import Errands
 
         if self._errands is None:
             self._errands = Errands()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptstore.catalog.records import CommitRecord
+from ckptstore.errands import uninterrupted
 from ckptstore.errors import InterpreterExiting, StateError
 
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -43,7 +44,7 @@ class CommitHandle:
         self._token = object()
         self._record: CommitRecord | None = None
         self._error: BaseException | None = None
-        self._over = False
+        self._over = True  # until there is work to do
 
     def __repr__(self) -> str:
         return f"<commit in the background, {'done' if self.done() else 'being written'}>"
@@ -108,6 +109,7 @@ class CommitHandle:
         When this is interrupted, the work is done all the same, or `done` says at once that it never will.
         """
         self._work.append(work)
+        self._over = False
         try:
             start_thread(self._run, "ckptstore-commit")
         except BaseException:
@@ -175,7 +177,7 @@ def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
 
     thread = threading.Thread(target=begin, name=name)
     _THREADS.add(thread)
-    thread.start()
+    uninterrupted(thread.start)
     returning.release()
     return thread
 

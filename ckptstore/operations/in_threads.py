@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from ckptstore.batching import batched
+from ckptstore.errands import uninterrupted
 
 _WORKERS = 8
 BATCH = 64
@@ -20,4 +22,12 @@ def each(items: Sequence[Item], act: Callable[[Item], Found]) -> Iterator[Found]
     """Results in order."""
     with ThreadPoolExecutor(_WORKERS) as pool:
         for batch in batched(items, BATCH):
-            yield from pool.map(act, batch)
+            yield from mapped(pool, act, batch)
+
+
+def mapped(pool: ThreadPoolExecutor, act: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
+    """`pool.map`. When this is interrupted, nothing more is begun, and no lock is left taken that the threads need."""
+    give_up = partial(pool.shutdown, wait=False, cancel_futures=True)
+    found = uninterrupted(lambda: pool.map(act, items), give_up)
+    for _ in items:
+        yield uninterrupted(lambda: next(found), give_up)

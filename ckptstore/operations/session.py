@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ckptstore.catalog.base import Catalog
+from ckptstore.errands import uninterrupted
 from ckptstore.errors import CatalogUnavailable, CkptStoreError, SessionFenced
 
 LEASE_SECONDS = 60.0
@@ -23,10 +24,11 @@ def writing_session(catalog: Catalog, lease_seconds: float = LEASE_SECONDS) -> I
 @contextmanager
 def kept_alive(catalog: Catalog, session: str, lease_seconds: float = LEASE_SECONDS) -> Iterator[str]:
     """An open session, with a heartbeat; see `writing_session`. On leaving it without an error its lease runs on."""
-    over = threading.Event()
+    over = threading.Lock()
+    over.acquire()
     beat = threading.Thread(target=_beat, args=(catalog, session, lease_seconds, over), daemon=True)
-    beat.start()
     try:
+        uninterrupted(beat.start)
         yield session
     except CatalogUnavailable:
         raise  # the lease runs out by itself
@@ -35,11 +37,11 @@ def kept_alive(catalog: Catalog, session: str, lease_seconds: float = LEASE_SECO
             catalog.end_session(session)
         raise
     finally:
-        over.set()
+        over.release()
 
 
-def _beat(catalog: Catalog, session: str, lease_seconds: float, over: threading.Event) -> None:
-    while not over.wait(lease_seconds / 3):
+def _beat(catalog: Catalog, session: str, lease_seconds: float, over: threading.Lock) -> None:
+    while not over.acquire(timeout=lease_seconds / 3):
         try:
             catalog.extend_session(session, lease_seconds)
         except SessionFenced:

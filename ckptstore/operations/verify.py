@@ -23,6 +23,7 @@ from ckptstore.format.document import is_document_key
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.check_documents import check_length, check_record, check_stored
 from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
+from ckptstore.operations.in_threads import mapped
 from ckptstore.operations.manifests import users_of
 from ckptstore.operations.orphans import OLDER, unknown_commits
 from ckptstore.operations.problem import Problem
@@ -172,7 +173,7 @@ def _check_packs(chunks: ChunkStore, chosen: Sequence[PackRecord], scope: Scope,
     good: list[str] = []
     with ThreadPoolExecutor(_WORKERS) as pool:
         try:
-            for pack, problems in zip(chosen, pool.map(check, chosen), strict=True):
+            for pack, problems in zip(chosen, mapped(pool, check, chosen), strict=True):
                 yield from problems
                 good += [] if problems or scope.level != "data" else [pack.name]
                 if len(good) >= _MARKED_AT_ONCE:

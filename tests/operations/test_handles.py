@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from ckptstore.operations.handles import start_thread
+from ckptstore.errors import StateError
+from ckptstore.operations.handles import CommitHandle, start_thread
 
 
 @pytest.fixture
@@ -48,3 +49,11 @@ def test_a_thread_begins_also_when_its_starter_was_interrupted(monkeypatch):
         start_thread(begun.set, "begun")
 
     assert begun.wait(10)
+
+
+def test_nobody_waits_for_a_commit_whose_beginning_was_interrupted():
+    handle = CommitHandle(0, lambda: None)
+
+    assert handle.done()
+    with pytest.raises(StateError, match="interrupted"):
+        handle.result()

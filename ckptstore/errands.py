@@ -6,6 +6,8 @@ Python's own taken for ever, and one that saves may wait for what the interrupte
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from typing import TypeVar
 T = TypeVar("T")
 _LOOK_SECONDS = 1.0
 _Queue = SimpleQueue[Callable[[], None] | None]
+_IDLE: list[Errands] = []
 
 
 class Errands:
@@ -27,6 +30,7 @@ class Errands:
         self._thread = Thread(target=_serve, args=(self._queue,), name="ckptstore-errands", daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, self._queue.put, None)
+        self._end.atexit = False  # until then there may be more to do
 
     def close(self) -> None:
         """End the thread once it has done all that it was given, and wait for that."""
@@ -77,6 +81,35 @@ class Errands:
         return self.run(work, give_up) if is_main else work()
 
 
+def uninterrupted(work: Callable[[], T], give_up: Callable[[], None] | None = None) -> T:
+    """What `work` gives, done by another thread where this is the main one; `give_up` as for `Errands.run`."""
+    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+        return work()
+    errands, over = _an_idle_one(), list[bool]()
+    if errands is None:
+        return work()
+
+    def done() -> T:
+        try:
+            return work()
+        finally:
+            over.append(True)
+
+    try:
+        return errands.run(done, give_up)
+    finally:
+        if over:  # else it may take long yet, and nobody shall wait for that
+            _IDLE.append(errands)
+
+
+def _an_idle_one() -> Errands | None:
+    with suppress(IndexError):
+        return _IDLE.pop()
+    with suppress(RuntimeError):  # no thread begins any more when the interpreter exits
+        return Errands()
+    return None
+
+
 def _serve(queue: _Queue) -> None:
     while (work := queue.get()) is not None:
         work()
@@ -90,3 +123,6 @@ def _taken_back(work: list[Callable[[], T]]) -> bool:
     except IndexError:
         return False
     return True
+
+
+os.register_at_fork(after_in_child=_IDLE.clear)

@@ -1,0 +1,124 @@
+"""A handler that raises may interrupt the main thread wherever CPython looks for signals: nothing stays taken.
+
+A profiler is called at these places, but for loops' ends: when a function begins, and when one of C has returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import ckptstore
+from ckptstore.catalog import dialects
+
+_LATEST = 20
+_PLACES = 40
+"""About as many are tried of each call, and of each kind."""
+_LEAVING = (threading.__file__, contextlib.__file__)
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt, which ends pytest."""
+
+
+class _Interrupting:
+    """Raises at one of the places, counted from 0; `files` tells of which code they are."""
+
+    def __init__(self, place: int) -> None:
+        self._place, self.files = place, list[str]()
+
+    def __call__(self, frame: Any, event: str, _: object) -> None:
+        if event in ("call", "c_return"):
+            self.files.append(frame.f_code.co_filename)
+            if len(self.files) > self._place:
+                sys.setprofile(None)
+                raise Interrupted
+
+
+def _interrupted_at(place: int, call: Callable[[], object]) -> BaseException | None:
+    """What the call raised when it was interrupted there; None where it was over sooner."""
+    interrupting = _Interrupting(place)
+    try:
+        sys.setprofile(interrupting)
+        call()
+    except Interrupted as error:
+        return error
+    finally:
+        sys.setprofile(None)
+    return None
+
+
+def _some_places(call: Callable[[], object]) -> list[int]:
+    """Of those where Python's own code takes and leaves locks, or what a `with` is of, and of the others."""
+    counting = _Interrupting(sys.maxsize)
+    sys.setprofile(counting)
+    call()
+    sys.setprofile(None)
+    every = range(len(counting.files))
+    leaving = [place for place in every if counting.files[place] in _LEAVING]
+    return sorted({place for of in (every, leaving) for place in of[:: 1 + len(of) // _PLACES]})
+
+
+def _state(step: int) -> dict[str, Any]:
+    return {"w": [torch.full((300,), float(step)), torch.arange(50) + step]}
+
+
+def _goes_on(store: ckptstore.Store, name: str) -> None:
+    assert store.read(0, "w/0").sum().item() == 0
+    store.tag(name, 0)
+
+
+def _commit_behind(store: ckptstore.Store) -> None:
+    latest = store.latest()
+    assert latest is not None
+    store.commit_async({"x": latest}, step=latest + 1).result()
+
+
+def _delete_latest(store: ckptstore.Store) -> None:
+    latest = store.latest()
+    if latest:
+        store.delete(latest)
+
+
+CALLS: dict[str, Callable[[ckptstore.Store], object]] = {
+    "latest": lambda store: store.latest(),
+    "read": lambda store: store.read(0, "w/0"),
+    "checkout": lambda store: store.checkout(0),
+    "diff": lambda store: store.diff(0, 1),
+    "tag": lambda store: store.tag("tagged", 1),
+    "delete": _delete_latest,
+    "gc": lambda store: store.gc(grace=0),
+    "verify": lambda store: store.verify("data"),
+    "open": lambda store: ckptstore.open(store.url).close(),
+    "close": lambda store: store.close(),
+    "commit_async": _commit_behind,
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupted_call_leaves_nothing_taken(tmp_path, monkeypatch, name):
+    """Also while the error is kept, as interactive Pythons keep the last one, with all frames that it went through."""
+    monkeypatch.setattr(dialects, "BUSY_SECONDS", 3.0)
+    store = ckptstore.open(tmp_path / "store")
+    for step in range(2):
+        store.commit(_state(step), step=step)
+    CALLS[name](store)
+    for place in _some_places(lambda: CALLS[name](store)):
+        kept = _interrupted_at(place, lambda: CALLS[name](store))
+        other = threading.Thread(target=_goes_on, args=(store, "other"), daemon=True)
+        other.start()
+        other.join(_LATEST)
+        assert not other.is_alive(), f"at place {place}"
+        _goes_on(store, "own")
+        step = 10_000 + place
+        store.commit_async({"x": step}, step=step, run="behind").result(_LATEST)
+        del kept
+    assert store.verify().ok
+    store.close()
