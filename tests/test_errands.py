@@ -49,6 +49,20 @@ def test_who_does_it_after_its_end_may_be_interrupted():
         errands.run(interrupted, lambda: None)
 
 
+def test_what_was_not_begun_when_its_caller_was_interrupted_is_not_done():
+    errands, gate = Errands(), threading.Event()
+    before = threading.Thread(target=errands.run, args=(lambda: gate.wait(60),))
+    before.start()
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        errands.run(lambda: done.append("begun"), lambda: done.append("given up"))
+    assert not gate.is_set() and before.is_alive()
+    gate.set()
+    errands.close()
+    assert done == []
+
+
 # without interruption
 
 

@@ -130,8 +130,8 @@ def import_(
 def _metadata(given: str | None) -> Any:
     try:
         return None if given is None else json.loads(given)
-    except ValueError as error:
-        raise click.UsageError(f"--metadata {given} is no JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"--metadata {given:.60} is no JSON: {error}") from None
 
 
 def _function(verb: str, kind: str) -> Any:

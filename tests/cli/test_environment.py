@@ -96,5 +96,28 @@ def test_what_the_store_takes_is_not_for_the_target(url, s3, run, monkeypatch):
     monkeypatch.setenv(CATALOG, "sqlite:///bucket.sqlite")
     monkeypatch.setenv(OPTIONS, json.dumps(s3.options))
     run("init", s3.url)
+    run("push", url, s3.url, "100")
     told = run("push", s3.url, s3.below("none"), code=1).stderr
     assert CATALOG not in told
+    run("init", s3.below("other"), "--catalog", "sqlite:///other.sqlite")
+    monkeypatch.setenv(CATALOG, "sqlite:///other.sqlite")
+    beside = ("--catalog", "sqlite:///bucket.sqlite", "--target-storage-options", json.dumps(s3.options))
+    assert "was opened without its catalog" in run("push", s3.url, s3.below("other"), *beside, code=1).stderr
+
+
+def test_what_names_a_catalog_is_not_for_a_target_that_is_a_folder(url, run, monkeypatch):
+    run("init", "there", "--catalog", "sqlite:///there.sqlite")
+    monkeypatch.setenv(CATALOG, "sqlite:///there.sqlite")
+    assert "catalog.sqlite is not there" in run("push", url, "there", code=1).stderr
+    run("push", url, "there", "--target-catalog", "sqlite:///there.sqlite")
+
+
+def test_what_names_the_catalog_of_a_folder_is_not_for_the_target(url, s3, run, monkeypatch):
+    beside = ("--target-catalog", "sqlite:///bucket.sqlite")
+    run("init", s3.url, "--catalog", beside[1], "--storage-options", json.dumps(s3.options))
+    Path(url, "catalog.sqlite").rename("moved.sqlite")
+    monkeypatch.setenv(CATALOG, "sqlite:///moved.sqlite")
+    monkeypatch.setenv(OPTIONS, json.dumps(s3.options))
+    told = run("push", url, s3.url, code=1).stderr
+    assert "was opened without its catalog" in told and CATALOG not in told
+    run("push", url, s3.url, *beside)

@@ -67,7 +67,20 @@ def test_what_is_known_of_an_import(url, told, run, asked):
         assert import_torch(store, "out.pt", step=8, metadata={"loss": 1}, parent="main@100").parent_ref == "main@100"
     failed = run("import", url, "out.safetensors", "--step", 9, "--metadata", "{loss}", code=2)
     assert "--metadata {loss} is no JSON" in failed.stderr
+    failed = run("import", url, "out.safetensors", "--step", 9, "--metadata", "[" * 50_000, code=2)
+    assert "is no JSON" in " ".join(failed.stderr.split()) and len(failed.stderr) < 1000
     assert "no step 5" in run("import", url, "out.safetensors", "--step", 9, "--parent", "main@5", code=1).stderr
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp", "torchsnapshot"])
+def test_what_is_known_of_an_import_of_any_format(url, run, asked, kind):
+    file = Path(__file__).parents[1] / "integrations" / "snapshots" / "ranks"
+    if kind != "torchsnapshot":
+        file = Path("last.ckpt")
+        run("export", url, 100, file, "--format", kind, "--paths", "model")
+    about = ("--metadata", '{"loss": 2.5}', "--parent", "main@100")
+    commit = asked("import", url, file, "--step", 7, "--run", "new", *about)
+    assert (commit["metadata"], commit["parent"]) == ({"loss": 2.5}, "main@100")
 
 
 def test_a_model_comes_back_as_it_was_imported(url, told, run, asked):

@@ -136,6 +136,7 @@ def test_gc_refuses_to_delete_nearly_all_unseen(tmp_path, run, asked):
     assert "most=nan" in run(*gc, "--yes", "--most", "nan", code=1).stderr
     for most in (-0.1, 1.1, "all"):
         assert "--most" in run(*gc, "--most", most, code=2).stderr
+    assert "1 of 20 commits" in run(*gc[:2], "--keep-last", 19, "--yes", "--most", 0, code=1).stderr
     assert len(asked(*gc, "--yes", "--most", 0.95)["report"]["deleted"]) == 19
 
 

@@ -390,3 +390,10 @@ def test_parts_of_a_state(store):
         store.checkout(0, paths=["a", "b/2"])
     with pytest.raises(ckptstore.PathNotFound, match="main@0: the list of paths is empty"):
         store.checkout(0, paths=[])
+
+
+def test_a_tensor_of_inference_mode_comes_back(store):
+    with torch.inference_mode():
+        state = {"w": torch.randn(3000)}
+    store.commit(state, step=1)
+    assert torch.equal(store.checkout(1)["w"], state["w"])

@@ -293,3 +293,26 @@ def test_a_model_averaged_over_steps_resumes(store):
     store.checkout(2, into={"averaged": empty})
     assert_same(empty.state_dict(), averaged.state_dict())
     assert int(empty.n_averaged) == 2
+
+
+class Pair:
+    """Has one parameter by two names, and keeps what it loads."""
+
+    def __init__(self) -> None:
+        parameter = nn.Parameter(torch.ones(2000), requires_grad=False)
+        self.state = {"one": parameter, "other": parameter}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_an_object_gets_parameters_that_are_tied_as_they_were(store):
+    store.commit({"pair": Pair()}, step=1000)
+    pair = Pair()
+    pair.state["one"].data.zero_()
+    store.checkout(1000, into={"pair": pair})
+    assert type(pair.state["one"]) is nn.Parameter and not pair.state["one"].requires_grad
+    assert pair.state["one"] is pair.state["other"] and pair.state["one"].eq(1).all()

@@ -106,6 +106,25 @@ def test_a_footer_tells_of_frames_in_order_that_share_neither_bytes_nor_a_chunk(
             footer(with_footer(body, frames))
 
 
+def test_a_footer_tells_of_nothing_behind_its_frames_nor_of_more_than_they_can_stand_for():
+    data, builder = build([b"one chunk"])
+    end = packs.footer_range(data[-packs.TAIL_BYTES :], len(data), NAME)[0]
+    (frame,) = builder.frames
+    last = msgspec.structs.replace(frame, length=end - frame.offset)
+    assert footer(with_footer(data[:end], [last])) == [last]
+    for claimed in ({"length": last.length + 1}, {"raw_length": 2**62}):
+        with pytest.raises(CorruptData, match="cannot be"):
+            footer(with_footer(data[:end], [msgspec.structs.replace(frame, **claimed)]))
+
+
+def test_salvage_gives_one_frame_of_a_chunk_and_none_that_claims_too_much():
+    builder = packs.PackBuilder(sectors=False)
+    for digest, size in ((b"a" * 16, 9), (b"a" * 16, 9), (b"b" * 16, 2**62), (b"c" * 16, 9)):
+        builder.add(digest, RAW.number, b"one chunk", size)
+    first, _, _, last = builder.frames
+    assert list(packs.salvage(memoryview(b"".join(builder.finish())))) == [first, last]
+
+
 def test_what_lies_in_a_payload_is_no_frame():
     """It shadowed the frame that it says to be."""
     chunk, other = b"one chunk" * 20, random.Random(0).randbytes(300)

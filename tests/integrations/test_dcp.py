@@ -288,6 +288,7 @@ def test_what_is_no_value(store):
         (Counting(), StoreSavePlanner(), r"give its state_dict\(\)"),
         ({"w": torch.ones(3)}, unflat, "flatten_state_dict=False"),
         ({"w": torch.ones(3)}, DefaultSavePlanner(flatten_state_dict=False), "flatten_state_dict=False"),
+        ([1, torch.ones(3)], unflat, "flatten_state_dict=False"),
         ((1, Opaque(3)), StoreSavePlanner(), "'d/v/1': .*Opaque.*allow_pickle=True"),
         (collections.deque(), None, "collections.deque.*StoreSavePlanner.*, or"),
     ]:

@@ -139,6 +139,11 @@ def test_what_ddp_broadcasts_to_some_is_theirs(crew, store):
     assert found == [[1.0] * 4, [1.0] * 4, [2.0] * 4, [2.0] * 4]
 
 
+@pytest.mark.parametrize("why", ["ignored", "not broadcast"])
+def test_what_ddp_does_not_broadcast_is_each_ranks_own(crew, store, why):
+    assert crew.do("commit_statistics_that_stay", 2, place=store.url, why=why) == [[1.0] * 4, [2.0] * 4]
+
+
 def test_no_rank_gets_what_it_lacked(crew, store):
     for (optimizer, seen), (fresh, other) in crew.do("commit_what_some_lack", 2, place=store.url):
         assert (fresh, other) == (optimizer, seen)

@@ -332,6 +332,7 @@ def train_with_statistics(group, place):
     """Train what counts batches with DDP, and commit it; the statistics of each rank, then as they come back."""
     torch.manual_seed(0)
     norm = torch.nn.BatchNorm1d(4)
+    norm.register_buffer("by_another_name", norm.get_buffer("running_mean"))
     inner = torch.nn.Sequential(torch.nn.Linear(4, 4), norm, torch.nn.Linear(4, 2))
     model = DistributedDataParallel(inner, process_group=group)
     torch.manual_seed(dist.get_rank(group))
@@ -354,6 +355,22 @@ def commit_of_several_parallel_models(group, place):
     norm = torch.nn.BatchNorm1d(4)
     mean = norm.get_buffer("running_mean").fill_(rank // 2 + 1)
     model = DistributedDataParallel(norm, process_group=pairs[rank // 2])
+    with ckptstore.open(place) as store:
+        store.commit({"model": model}, step=1, process_group=group)
+        mean.zero_()
+        store.checkout(1, into={"model": model}, process_group=group)
+    return mean.tolist()
+
+
+@task
+def commit_statistics_that_stay(group, place, why):
+    """Of models whose buffers DDP leaves as they are; the statistics of each rank as they come back."""
+    norm = torch.nn.BatchNorm1d(4)
+    mean = norm.get_buffer("running_mean")
+    if why == "ignored":
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(norm, ["running_mean"])
+    model = DistributedDataParallel(norm, process_group=group, broadcast_buffers=why == "ignored")
+    mean.fill_(dist.get_rank(group) + 1)
     with ckptstore.open(place) as store:
         store.commit({"model": model}, step=1, process_group=group)
         mean.zero_()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,3 +115,21 @@ def test_a_commit_that_failed_was_no_save(gated, state):
                     manager.join()
     assert [moment.last for moment in seen] == [None, 0, 0]
     assert seen[2].seconds > seen[1].seconds
+
+
+def test_nor_was_one_that_failed_before_another_that_failed(gated, state):
+    store, gate = gated
+    with CheckpointManager(store, 1) as manager:
+        gate.gate.clear()
+        gate.error = StorageFull("no space")
+        manager.save(0, state())
+        assert gate.reached.wait(60) and manager.should_save(1)
+        threading.Thread(target=gate.gate.set).start()
+        with pytest.raises(StorageFull):
+            manager.save(1, state())
+        gate.error = StorageFull("no space")
+        manager.save(1, state())
+        with pytest.raises(StorageFull):
+            manager.join()
+        assert manager.save(0, state())
+    assert store.steps() == [0]

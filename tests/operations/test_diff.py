@@ -331,6 +331,12 @@ def test_numbers_of_the_tiny_and_the_huge(store, factor, before):
     assert found.cosine == pytest.approx(float(old.dot(new) / old.norm() / new.norm()))
 
 
+def test_a_mean_of_small_and_huge_distances(store):
+    small, huge = torch.ones(70_000, dtype=torch.float64), torch.full((70_000,), 1e300, dtype=torch.float64)
+    found = numbers_of(store, torch.zeros(140_000, dtype=torch.float64), torch.cat([small, huge]))
+    assert found.mean_abs == pytest.approx(5e299)
+
+
 def test_numbers_of_what_grew_beyond_measure(store):
     found = numbers_of(
         store, torch.full((9,), 1e-300, dtype=torch.float64), torch.full((9,), 1e300, dtype=torch.float64)

@@ -83,6 +83,13 @@ def test_unknown_names_are_told_with_near_ones(store, ref, error, told):
         store.find(ref)
 
 
+def test_a_tag_of_another_run_is_told(store):
+    store.tag("best", 20)
+    store.commit({"x": 1}, step=1, run="other")
+    with pytest.raises(TagNotFound, match=r"run 'other' has no tag 'best'; .*main@best is one"):
+        store.find("other@best")
+
+
 @pytest.mark.parametrize("name", ["", " x", "a@b", "12", "latest", "a\nb", "x" * 201, 5])
 def test_names_that_cannot_be(store, name):
     with pytest.raises(InvalidArgument):

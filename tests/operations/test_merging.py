@@ -13,8 +13,8 @@ from ckptstore.state.values import decode
 MODEL = {f"layers.{number}": {"weight": number, "bias": 0.5} for number in range(300)}
 
 
-def outlines(store, rank, state):
-    return RankState(store._parts, rank, lambda: flatten(state)).outlines()
+def outlines(store, rank, state, replicated=()):
+    return RankState(store._parts, rank, lambda: flatten(state, replicated=replicated)).outlines()
 
 
 def test_what_is_the_same_is_told_in_the_same_bytes(tmp_path):
@@ -35,6 +35,37 @@ def test_only_where_ranks_differ_they_write_for_themselves(tmp_path):
     assert len(common) == len(set(common)) == 601
     loads = [len(each.common) for each in assigned]
     assert max(loads) - min(loads) < 10  # as many bytes, not values
+
+
+class Loader:
+    """Judges itself what it loads."""
+
+    def __init__(self, **state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize(("more", "own"), [({}, set()), ({"k": 1}, {"loader/k"})])
+def test_what_all_who_have_an_object_have_of_it_is_stored_once(tmp_path, more, own):
+    states = [{"loader": Loader(seed=1)}, {"loader": Loader(seed=1, **more)}, {"model": MODEL}]
+    with ckptstore.open(tmp_path) as store:
+        told = [outlines(store, rank, state) for rank, state in enumerate(states)]
+    assert {each.own for each in Merging().assign(told)} == {frozenset(own)}
+
+
+@pytest.mark.parametrize(("more", "path"), [({"k": 1}, "loader/k"), ({"inner": {"k": 1}}, "loader/inner/k")])
+def test_some_may_lack_what_is_replicated(tmp_path, more, path):
+    states = [{"loader": Loader(seed=1, **more)}, {"loader": Loader(seed=1)}]
+    with ckptstore.open(tmp_path) as store:
+        told = [outlines(store, rank, state, [path]) for rank, state in enumerate(states)]
+    first, second = Merging().assign(told)
+    assert first.own == second.own == frozenset()
+    assert path in first.common - second.common
 
 
 def merged(tmp_path, *states):

@@ -120,6 +120,13 @@ def test_nor_does_one_of_them_hide_among_the_others(edge):
             assert msgspec.msgpack.encode(encode(each, "p")) == msgspec.msgpack.encode(one_by_one(each))
 
 
+@pytest.mark.parametrize("other", [[1, 2], {1, 2}, frozenset({1}), "ab", b"ab"], ids=repr)
+def test_nor_does_something_else_among_tuples_become_one(other):
+    values = [*[(1, 2)] * 8, other]
+    assert msgspec.msgpack.encode(encode(values, "p")) == msgspec.msgpack.encode(one_by_one(values))
+    assert_same(stored(values), values)
+
+
 def test_what_is_encoded_does_not_change_with_the_value():
     numbers = list(range(9))
     found = encode([numbers, [(1, 2)]], "p")

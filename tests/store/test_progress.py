@@ -11,6 +11,7 @@ import torch
 import ckptstore
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.packs import pack_key
+from ckptstore.progress import meter
 from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, site_of
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.lanes import FakeDevices
@@ -243,3 +244,11 @@ def test_what_is_no_callback_stops_repair_before_it_begins(damaged):
         with pytest.raises(InvalidArgument, match="progress=5"):
             plan.execute(progress=5)
         assert store.plan_repair() == plan
+
+
+def test_what_does_nothing_more_is_told_of_once():
+    told = Told()
+    advance = meter(told, "commit", 5)
+    for count in (0, 0, 3, 0, 2, 0):
+        advance(count)
+    assert told.of("commit") == [0, 3, 5]
