@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import subprocess
@@ -84,6 +85,29 @@ def test_preemptible_train(tmp_path):
     assert "differences to the undisturbed run at step 60: 0" in told
     with ckptstore.open(tmp_path / "store", run="preempted", create=False) as store:
         assert {50, 60} <= set(store.steps())
+        assert store.verify().ok
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_huggingface_trainer(tmp_path):
+    told = run("huggingface_trainer.py", tmp_path / "store")
+    assert 16 <= numbers(r"SIGKILL after step 18, last commit at step (\d+)", told)[0] <= 28
+    assert "differences to the undisturbed run at step 30: 0" in told
+    with ckptstore.open(tmp_path / "store", run="killed", create=False) as store:
+        assert store.steps() == [4, 8, 12, 16, 20, 24, 28, 30]
+        assert json.loads(store.read(30, "trainer"))["global_step"] == 30
+        assert store.verify().ok
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_lightning_train(tmp_path):
+    told = run("lightning_train.py", tmp_path / "store")
+    assert numbers(r"SIGKILL in epoch 3, last commit at step (\d+)", told)[0] in {16, 24}
+    assert "differences to the undisturbed run: 0" in told
+    with ckptstore.open(tmp_path / "store", run="killed", create=False) as store:
+        assert store.steps() == [8, 16, 24, 32, 40]
         assert store.verify().ok
 
 

@@ -8,6 +8,7 @@ from collections import OrderedDict, defaultdict, deque
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -401,6 +402,36 @@ def test_a_parametrized_module(store):
     store.commit({"m": committed}, step=0)
     store.checkout(0, into={"m": live})
     assert_same(live.weight.detach(), committed.weight.detach())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_accelerate_prepares(store, asynchronous):
+    accelerator = accelerate.Accelerator(cpu=True)
+
+    def prepared() -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(50, 50)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+        return {"model": model, "optimizer": optimizer, "schedule": schedule}
+
+    def train(state: Any) -> None:
+        state["model"](torch.ones(1, 50)).sum().backward()
+        state["optimizer"].step()
+        state["schedule"].step()
+
+    committed, live = prepared(), prepared()
+    train(committed)
+    before = bits(committed)
+    if asynchronous:
+        handle = store.commit_async(committed, step=0)
+        train(committed)
+        handle.result()
+    else:
+        store.commit(committed, step=0)
+    store.checkout(0, into=live)
+    assert_same(bits(live), before)
 
 
 class PassingOn(torch.optim.Optimizer):
