@@ -17,7 +17,8 @@ from threading import Lock, Thread
 from typing import TypeVar
 
 T = TypeVar("T")
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
+"""How long a signal that comes just when the main thread begins to wait may go unnoticed."""
 _Queue = SimpleQueue[Callable[[], None] | None]
 _IDLE: list[Errands] = []
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from typing import NoReturn
 
 import pytest
@@ -49,13 +50,31 @@ def test_who_does_it_after_its_end_may_be_interrupted():
         errands.run(interrupted, lambda: None)
 
 
+@contextmanager
+def refusing():
+    """SIGUSR1 raises InterruptedError."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, refuse)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
 def test_what_was_not_begun_when_its_caller_was_interrupted_is_not_done():
     errands, gate = Errands(), threading.Event()
     before = threading.Thread(target=errands.run, args=(lambda: gate.wait(60),))
     before.start()
     done: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+    with refusing(), pytest.raises(InterruptedError):
+        threading.Timer(0.2, interrupt).start()
         errands.run(lambda: done.append("begun"), lambda: done.append("given up"))
     assert not gate.is_set() and before.is_alive()
     gate.set()
@@ -88,20 +107,13 @@ def test_what_is_interrupted_holds_up_nothing_and_is_done():
         assert may_end.wait(60)
         ended.set()
 
-    def refuse(*_: object) -> NoReturn:
-        raise InterruptedError
-
-    def interrupt() -> None:
+    def interrupt_it() -> None:
         assert begun.wait(60)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        interrupt()
 
-    before = signal.signal(signal.SIGUSR1, refuse)
-    try:
-        threading.Thread(target=interrupt).start()
-        with pytest.raises(InterruptedError):
-            uninterrupted(work)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with refusing(), pytest.raises(InterruptedError):
+        threading.Thread(target=interrupt_it).start()
+        uninterrupted(work)
     assert uninterrupted(lambda: 1) == 1
     assert not ended.is_set()
     may_end.set()
