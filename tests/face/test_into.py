@@ -19,6 +19,7 @@ import ckptstore
 from ckptstore import InvalidArgument, PathNotFound, PickleRefused, StateMismatch, UnknownType, UnsupportedLeaf
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import STATES, Colour, Frozen, Pair, Point, record
+from tests.face.wrapping import PassingOn
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about sparse and quantised tensors
 
@@ -432,23 +433,6 @@ def test_what_accelerate_prepares(store, asynchronous):
         store.commit(committed, step=0)
     store.checkout(0, into=live)
     assert_same(bits(live), before)
-
-
-class PassingOn(torch.optim.Optimizer):
-    """As Accelerate's wrapper: an optimizer that was not set up as one, around another."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
-        self.state, self.param_groups = optimizer.state, optimizer.param_groups
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.optimizer.step()
-
-    def state_dict(self) -> Any:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.optimizer.load_state_dict(state_dict)
 
 
 @pytest.mark.parametrize("seen", [True, False])

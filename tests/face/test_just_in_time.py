@@ -26,6 +26,7 @@ from ckptstore.opening import open_parts
 from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.equality import assert_same
+from tests.face.wrapping import PassingOn
 
 WIDE = 40
 
@@ -381,20 +382,6 @@ class Wrapped:
 
     def load_state_dict(self, state: Any) -> None:
         self.optimizer.load_state_dict(state)
-
-
-class PassingOn(torch.optim.Optimizer):
-    """As Accelerate's wrapper: an optimizer that was not set up as one, around another."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
-        self.state, self.param_groups = optimizer.state, optimizer.param_groups
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.optimizer.step()
-
-    def state_dict(self) -> Any:
-        return self.optimizer.state_dict()
 
 
 def test_an_optimizer_that_wraps_another_is_seen(slowed):
