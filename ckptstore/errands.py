@@ -20,33 +20,30 @@ T = TypeVar("T")
 _LOOK_SECONDS = 0.1
 """How long a signal that comes just when the main thread begins to wait may go unnoticed."""
 _Queue = SimpleQueue[Callable[[], None] | None]
-_IDLE: list[Errands] = []
+
+
+def uninterrupted(work: Callable[[], T], give_up: Callable[[], None] | None = None) -> T:
+    """What `work` gives, done by another thread where this is the main one, the only one that signals interrupt.
+
+    It is done also when the caller is interrupted, who need not wait any more. With `give_up`, who is interrupted calls
+    that, and goes on once the work is over, or was not begun.
+    """
+    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+        return work()
+    errands = _an_idle_one()
+    return work() if errands is None else errands.run(work, give_up)
 
 
 class Errands:
-    """A thread, which ends when this is closed or gone."""
+    """A thread that is used again, and ends when this is gone."""
 
     def __init__(self) -> None:
         self._queue: _Queue = SimpleQueue()
-        self._thread = Thread(target=_serve, args=(self._queue,), name="ckptstore-errands", daemon=True)
-        self._thread.start()
-        self._end = weakref.finalize(self, self._queue.put, None)
-        self._end.atexit = False  # until then there may be more to do
-
-    def close(self) -> None:
-        """End the thread once it has done all that it was given, and wait for that."""
-        self.end()
-        self._thread.join()
-
-    def end(self) -> None:
-        """The same without waiting, as within what it has to do."""
-        self._end()
+        Thread(target=_serve, args=(self._queue,), name="ckptstore-errands", daemon=True).start()
+        weakref.finalize(self, self._queue.put, None).atexit = False  # until then there may be more to do
 
     def run(self, work: Callable[[], T], give_up: Callable[[], None] | None = None) -> T:
-        """What `work` gives, in turn. It is done also when the caller is interrupted, who need not wait any more.
-
-        With `give_up`, who is interrupted calls that, and goes on once the work is over, or was not begun.
-        """
+        """See `uninterrupted`. It is idle again when the work is over."""
         left, made, errors = [work], list[T](), list[BaseException]()
         over = Lock()
         over.acquire()
@@ -56,13 +53,13 @@ class Errands:
                 made.append(left.pop()())
             except BaseException as error:  # noqa: BLE001 - whatever it is, it must reach the caller
                 errors.append(error)
+            _IDLE.append(self)
             over.release()
 
         try:
             self._queue.put(done)
             while not (made or errors):
-                if not over.acquire(timeout=_LOOK_SECONDS) and not self._thread.is_alive() and _taken_back(left):
-                    break  # it was closed
+                over.acquire(timeout=_LOOK_SECONDS)
         except BaseException:
             if give_up is not None and not _taken_back(left):
                 give_up()
@@ -74,33 +71,10 @@ class Errands:
             raise
         if errors:
             raise errors.pop()
-        return made.pop() if made else work()
-
-    def run_if_main(self, work: Callable[[], T], give_up: Callable[[], None] = lambda: None) -> T:
-        """`run` for the main thread, the only one that signals interrupt; others do it themselves."""
-        is_main = threading.current_thread() is threading.main_thread()
-        return self.run(work, give_up) if is_main else work()
+        return made.pop()
 
 
-def uninterrupted(work: Callable[[], T], give_up: Callable[[], None] | None = None) -> T:
-    """What `work` gives, done by another thread where this is the main one; `give_up` as for `Errands.run`."""
-    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
-        return work()
-    errands, over = _an_idle_one(), list[bool]()
-    if errands is None:
-        return work()
-
-    def done() -> T:
-        try:
-            return work()
-        finally:
-            over.append(True)
-
-    try:
-        return errands.run(done, give_up)
-    finally:
-        if over:  # else it may take long yet, and nobody shall wait for that
-            _IDLE.append(errands)
+_IDLE: list[Errands] = []
 
 
 def _an_idle_one() -> Errands | None:

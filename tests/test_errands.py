@@ -14,42 +14,6 @@ from ckptstore import errands as module
 from ckptstore.errands import Errands, uninterrupted
 
 
-def test_what_it_gives_and_what_it_raises():
-    errands = Errands()
-    assert errands.run(lambda: threading.current_thread().name) == "ckptstore-errands"
-    with pytest.raises(KeyError, match="odd"):
-        errands.run(lambda: dict[str, int]()["odd"])
-    errands.close()
-
-
-def test_after_its_end_who_asks_does_it():
-    errands = Errands()
-    errands.close()
-    assert errands.run(threading.current_thread) is threading.current_thread()
-
-
-def test_other_threads_do_it_themselves():
-    errands = Errands()
-    found: list[threading.Thread] = []
-    other = threading.Thread(target=lambda: found.append(errands.run_if_main(threading.current_thread, lambda: None)))
-    other.start()
-    other.join()
-    assert found == [other]
-    assert errands.run_if_main(threading.current_thread, lambda: None) is not threading.current_thread()
-    errands.close()
-
-
-def test_who_does_it_after_its_end_may_be_interrupted():
-    errands = Errands()
-    errands.close()
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        errands.run(interrupted, lambda: None)
-
-
 @contextmanager
 def refusing():
     """SIGUSR1 raises InterruptedError."""
@@ -68,7 +32,8 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_what_was_not_begun_when_its_caller_was_interrupted_is_not_done():
+def test_what_was_not_begun_when_its_caller_was_interrupted_is_not_done(monkeypatch):
+    monkeypatch.setattr(module, "_IDLE", [])
     errands, gate = Errands(), threading.Event()
     before = threading.Thread(target=errands.run, args=(lambda: gate.wait(60),))
     before.start()
@@ -78,11 +43,8 @@ def test_what_was_not_begun_when_its_caller_was_interrupted_is_not_done():
         errands.run(lambda: done.append("begun"), lambda: done.append("given up"))
     assert not gate.is_set() and before.is_alive()
     gate.set()
-    errands.close()
-    assert done == []
-
-
-# without interruption
+    before.join()
+    assert errands.run(lambda: list(done)) == []
 
 
 def test_the_main_thread_lets_another_do_it():
@@ -90,6 +52,14 @@ def test_the_main_thread_lets_another_do_it():
     assert worker is not threading.current_thread()
     assert uninterrupted(threading.current_thread) is worker
     assert uninterrupted(lambda: uninterrupted(threading.current_thread)) is worker
+
+
+def test_other_threads_do_it_themselves():
+    found: list[threading.Thread] = []
+    other = threading.Thread(target=lambda: found.append(uninterrupted(threading.current_thread)))
+    other.start()
+    other.join()
+    assert found == [other]
 
 
 def test_it_raises_what_the_work_raises():

@@ -14,13 +14,13 @@ from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
 from ckptstore.compiling import uncompiled
+from ckptstore.errands import uninterrupted
 from ckptstore.errors import CommitInFlight, InvalidArgument
 from ckptstore.operations.handles import CommitHandle, refuse_at_exit
 from ckptstore.operations.ranks.channels import Channels
 from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:  # they import torch, for which nobody waits who only closes a store
-    from ckptstore.errands import Errands
     from ckptstore.operations.history import Draft
     from ckptstore.operations.ranks.ranks import Group
     from ckptstore.operations.ranks.together import Wish
@@ -81,7 +81,6 @@ class Background:
         self._flight: CommitHandle | None = None
         self._staged: Staged | None = None
         self._stager: Stager | None = None
-        self._errands: Errands | None = None
         self._channels = Channels()
         _ALL.add(self)
 
@@ -91,7 +90,7 @@ class Background:
             self._staged.just_in_time.forget()
         _OF_PARENTS.append((self._staged, self._stager))
         self._lock, self._guard = threading.Lock(), threading.Lock()
-        self._preparing = self._flight = self._staged = self._stager = self._errands = None
+        self._preparing = self._flight = self._staged = self._stager = None
 
     @uncompiled
     def commit(
@@ -111,16 +110,15 @@ class Background:
         if ranks.count > 1:
             return commit_together(self._chunks, ranks, replace(wish, flatten=landed), measure)
         self.land()  # before the parent is looked up
-        errands = self._own_errands()
-        draft = errands.run_if_main(wish.draft)
+        draft = wish.draft()
         flat = self._own_stager().look(wish.flatten())
         stopping = _Stopping(measure)
         if flat.sharded:
             known = replace(wish, flatten=lambda: flat, draft=lambda: draft)
             work = partial(commit_together, self._chunks, ranks, known, stopping.measure)
-            return errands.run_if_main(work, stopping.stop)
+            return uninterrupted(work, stopping.stop)
         work = partial(commit, self._chunks, flat, draft, stopping.measure(flat.nbytes))
-        return errands.run_if_main(work, stopping.stop)
+        return uninterrupted(work, stopping.stop)
 
     @uncompiled
     def launch(self, wish: Wish, group: Group | None, *, just_in_time: bool, when_busy: WhenBusy) -> CommitHandle:
@@ -192,9 +190,6 @@ class Background:
         finally:
             self._channels.close()
             stager, self._stager = self._stager, None  # first: when this is interrupted, it may be half closed
-            errands, self._errands = self._errands, None
-            if errands is not None:
-                errands.end()
             if stager is not None:
                 stager.close()
             self._chunks.close()
@@ -241,7 +236,7 @@ class Background:
 
     def _prepare(self, wish: Wish, *, just_in_time: bool, drafts: bool) -> tuple[Staged, Wish]:
         """The state staged, and how to commit it."""
-        draft = self._own_errands().run_if_main(wish.draft) if drafts else None
+        draft = wish.draft() if drafts else None
         staged = self._staged = self._own_stager().stage(wish.flatten(), just_in_time=just_in_time)
         return staged, replace(wish, flatten=staged.settled, draft=lambda: cast("Draft", draft))
 
@@ -278,13 +273,6 @@ class Background:
         except BaseException as error:
             self._channels.leave(group, error)
             raise
-
-    def _own_errands(self) -> Errands:
-        from ckptstore.errands import Errands
-
-        if self._errands is None:
-            self._errands = Errands()
-        return self._errands
 
     def _own_stager(self) -> Stager:
         from ckptstore.state.staging import Stager

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ckptstore.errands import Errands
+from ckptstore.errands import uninterrupted
 
 T = TypeVar("T")
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -59,11 +59,9 @@ class KeptBuffers:
         self._free: Bytes = np.empty(0, np.uint8)
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(_WORKERS, "ckptstore-copy")
-        self.errands = Errands()
 
     def close(self) -> None:
         """Give everything back."""
-        self.errands.close()
         self._pool.shutdown()
         self._held.clear()
         self._free = np.empty(0, np.uint8)
@@ -103,7 +101,7 @@ class KeptBuffers:
 
         Nothing is at work any more when this is interrupted.
         """
-        return self.errands.run_if_main(lambda: self._shared(work, jobs)) if jobs else []
+        return uninterrupted(lambda: self._shared(work, jobs), lambda: None) if jobs else []
 
     def _shared(self, work: Callable[[Any], T], jobs: Sequence[Any]) -> list[T]:
         shares = [self._pool.submit(_all, work, jobs[first::_WORKERS]) for first in range(_WORKERS)]

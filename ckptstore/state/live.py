@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ckptstore.errands import uninterrupted
 from ckptstore.errors import StateError
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.optimizers import storages
@@ -283,7 +284,7 @@ class JustInTime:
     def _settled(self, lenders: Iterable[Lender]) -> None:
         waited_for = [lender for lender in lenders if not lender.may_change()]
         if waited_for:
-            self._buffers.errands.run(lambda: self._settle(waited_for))
+            uninterrupted(lambda: self._settle(waited_for))
 
     def _settle(self, lenders: Sequence[Lender]) -> None:
         with self._settling:
