@@ -42,10 +42,11 @@ def other_groups(owned: Ownership, values: Mapping[str, object]) -> Iterator[str
 
 
 def _lacking(owned: Ownership, optimizer: torch.optim.Optimizer, groups: Sequence[str]) -> list[str]:
-    """Hyperparameters that no optimizer of this kind is without: numbers. Later versions of torch only add switches."""
+    """Numbers among its hyperparameters that its groups have, and not the commit's; later torch adds only switches."""
     numbers = {name for name, value in getattr(optimizer, "defaults", {}).items() if _is_number(value)}
-    there = [set(owned.manifest.containers[path].keys) for path in groups]
-    return sorted(numbers - set.intersection(*there)) if there else []
+    here, there = owned.flat.containers, owned.manifest.containers
+    told = (numbers.intersection(here[path].keys).difference(there[path].keys) for path in groups if path in here)
+    return sorted(set().union(*told))
 
 
 def _is_number(value: object) -> bool:

@@ -492,6 +492,23 @@ def test_another_kind_of_optimizer_gets_the_state_when_asked_for(store):
     assert "exp_avg" in live.state_dict()["state"][0]
 
 
+class Sparing(torch.optim.SGD):
+    """Tells of no hyperparameters."""
+
+    def state_dict(self) -> Any:
+        state = super().state_dict()
+        return state | {"param_groups": [{"params": group["params"]} for group in state["param_groups"]]}
+
+
+def test_an_optimizer_that_keeps_its_hyperparameters_to_itself(store):
+    committed, live = (with_group(Sparing, momentum=momentum) for momentum in (0.5, 0.9))
+    store.commit({"optim": committed}, step=0)
+    given: list[Any] = []
+    live.load_state_dict = given.append
+    store.checkout(0, into={"optim": live})
+    assert_same(given, [committed.state_dict()])
+
+
 def test_an_optimizer_of_an_older_torch_with_less_switches(store):
     committed, live = with_group(torch.optim.Adam, amsgrad=True), with_group(torch.optim.AdamW)
     state = committed.state_dict()
