@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from threading import Lock
 from typing import NamedTuple
 
@@ -18,8 +17,9 @@ _MARGIN, _SHORT, _SEEN = 0.1, 0.05, 0.001
 """Parts of a device's memory: what is left to training beyond the most that it took, what must be left to keep copies,
 and how much less than that it must hold now, to say that it was at work: before, nobody knows what it will take."""
 
-_STATS = "reserved_bytes.all.current", "allocated_bytes.all.current", "allocated_bytes.all.peak"
+_STATS = ("reserved_bytes", "current"), ("allocated_bytes", "current"), ("allocated_bytes", "peak")
 _TURN = Lock()
+_LANES: dict[torch.device, CudaLane] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Usage(NamedTuple):
         """As it is now."""
         free, total = torch.cuda.mem_get_info(device)
         try:
-            stats = torch.cuda.memory_stats(device)
+            stats = torch.cuda.memory_stats_as_nested_dict(device)  # flattening it takes ten times as long
         except RuntimeError:  # an allocator of somebody else keeps none
             stats = {}
-        reserved, held, peak = (stats.get(name, 0) for name in _STATS)
+        reserved, held, peak = (stats[kind]["all"][what] if stats else 0 for kind, what in _STATS)
         return cls(total, total - free - reserved, held, peak)
 
     def spare(self) -> int:
@@ -87,7 +87,7 @@ class CudaLane:
             raise StateError("a CUDA graph is being captured: commit before that, or behind it")
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def submit(self, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
+    def submit(self, work: Callable[[], object], uses: Sequence[Tensor] = ()) -> None:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             work()
         for tensor in uses:
@@ -127,10 +127,9 @@ def pinned(size: int) -> Tensor:
 
 def cuda_lane(tensor: Tensor) -> CudaLane:
     """The lane of the device of a tensor."""
-    with _TURN:  # or two threads make two
-        return _lane(tensor.device)
-
-
-@cache
-def _lane(device: torch.device) -> CudaLane:
-    return CudaLane(device)
+    device = tensor.device
+    lane = _LANES.get(device)
+    if lane is None:
+        with _TURN:  # or two threads make two
+            lane = _LANES.get(device) or _LANES.setdefault(device, CudaLane(device))
+    return lane

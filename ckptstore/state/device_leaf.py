@@ -9,14 +9,14 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ckptstore.format.grid import Index, extents
 from ckptstore.state.lanes import Lane, Mark
+from ckptstore.state.looks import Look
 from ckptstore.state.prints import Span
 from ckptstore.state.shadows import Shadow
-from ckptstore.state.tensors import TensorLeaf, as_tracked
+from ckptstore.state.tensors import TensorLeaf
 
 _AHEAD = 32 << 20
 """Bytes on their way to the host while earlier ones are looked at there."""
@@ -33,18 +33,25 @@ class DeviceLeaf(TensorLeaf, frozen=True, eq=False):
     """A leaf whose bytes are in a shadow; `tensor` only tells its form, and has no memory.
 
     Attributes:
+        path: its own.
         shadow: the bytes, once `ready` has come.
         ready: says so.
         lane: the way to them.
+        look: what the device tells of them.
         live: where the tensor lay.
-        digests: what the store calls ranges of these very bytes, as far as is known; kept for the next commit.
     """
 
+    path: str
     shadow: Shadow
     ready: Mark
     lane: Lane
+    look: Look
     live: Hashable
-    digests: dict[Span, bytes]
+
+    @property
+    def digests(self) -> dict[Span, bytes]:
+        """What the store calls ranges of these very bytes, as far as is known; kept for the next commit."""
+        return self.look.digests()[self.path]
 
     def place(self) -> Hashable:
         return self.live
@@ -80,14 +87,6 @@ class DeviceLeaf(TensorLeaf, frozen=True, eq=False):
     def _strides(self) -> Index:
         """Of its bytes, which are row-major whatever the form is."""
         return tuple(prod(self.shape[dim + 1 :]) * self.itemsize for dim in range(len(self.shape)))
-
-
-def form_of(tensor: Tensor, before: Tensor | None) -> Tensor:
-    """A tensor of the same form without memory: the one that there was `before` when that does."""
-    if before is not None and _form(before) == _form(tensor):
-        return before
-    form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return as_tracked(form, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
 
 
 def bring_all(wanted: Iterable[Wanted]) -> Iterator[memoryview]:
@@ -151,7 +150,3 @@ def copy_bytes(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy each second one to its first one; nothing waits."""
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
-
-
-def _form(tensor: Tensor) -> tuple[object, ...]:
-    return type(tensor), tensor.requires_grad, tensor.dtype, tensor.shape, tensor.stride()

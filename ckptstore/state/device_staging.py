@@ -1,28 +1,32 @@
-"""Setting the tensors of a device apart. What changed since the last time is told by fingerprints: only that is copied,
-within the device where there is room and to the host where there is not, and what did not keeps its digests. The host
-waits for the fingerprints only; training waits for the copies where it runs, on the device.
+"""Setting the tensors of a device apart. While it tells their fingerprints it copies what changed since the last time,
+within the device where there is room; where there is not, the host waits for them and has what changed copied there.
+What did not change keeps its digests. Training waits for the copies where it runs, on the device.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from threading import Lock
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ckptstore.batching import batched
 from ckptstore.format.manifest import Value
-from ckptstore.state.device_leaf import DeviceLeaf, copy_bytes, form_of
-from ckptstore.state.fingerprints import fingerprints, segments
-from ckptstore.state.lanes import Lane, Mark, lane_of
-from ckptstore.state.prints import Prints, Span, changed_spans, untouched
+from ckptstore.state.device_leaf import DeviceLeaf, copy_bytes
+from ckptstore.state.fingerprints import Copies, fingerprints
+from ckptstore.state.lanes import Lane, lane_of
+from ckptstore.state.looks import Learned, Look, Outline, outline_of
+from ckptstore.state.prints import Span, changed_spans
 from ckptstore.state.shadows import Shadow, Shadows
-from ckptstore.state.tensors import TensorLeaf, as_row_major, as_tracked, flat_bytes, same_place
+from ckptstore.state.tensors import TensorLeaf, as_row_major, as_tracked, flat_bytes
 
-_GAP_THERE, _GAP_HERE = 8 << 20, 256 << 10
-"""Bytes that are sooner copied than left out: a copy more takes as long, within a device and to the host."""
+_AT_ONCE = 512
+"""Tensors that the device is at while the host makes the next ones ready."""
+_GAP = 256 << 10
+"""Bytes that are sooner copied to the host than left out: a copy more takes as long."""
 
 
 class DeviceStager:
@@ -39,16 +43,15 @@ class DeviceStager:
         """
         by_lane = _by_lane(leaves)
         self._lanes |= {lane: _LaneStager(lane) for lane in by_lane if lane not in self._lanes}
-        looks = {lane: self._looked(lane, group) for lane, group in by_lane.items()}
+        begun = {lane: self._begun(lane, group, apart=apart) for lane, group in by_lane.items()}
         staged: dict[str, TensorLeaf] = {}
-        for lane, look in looks.items():
-            group = by_lane[lane]
-            staged |= _fetched(group) if look is None else self._lanes[lane].stage(group, look, apart=apart)
+        for lane, work in begun.items():
+            staged |= _fetched(by_lane[lane]) if work is None else self._lanes[lane].finish(work, apart=apart)
         return staged
 
-    def _looked(self, lane: Lane, group: Mapping[str, Tensor]) -> _Look | None:
+    def _begun(self, lane: Lane, group: Mapping[str, Tensor], *, apart: bool) -> _Begun | None:
         try:
-            return self._lanes[lane].look(group)
+            return self._lanes[lane].begin(group, apart=apart)
         except torch.OutOfMemoryError as error:
             warnings.warn(
                 f"all is copied to the host, since a device has no memory to tell what changed: {error}", stacklevel=2
@@ -80,22 +83,50 @@ def _on_host(tensor: Tensor) -> Tensor:
     return as_tracked(copied, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
 
 
-def _live(rows: Mapping[str, Tensor]) -> dict[str, Shadow]:
-    """The tensors themselves instead of copies."""
-    return {path: Shadow(flat_bytes(row), on_host=False) for path, row in rows.items()}
+class _Begun(NamedTuple):
+    """What a device is at with some tensors.
 
+    Attributes:
+        look: what it will tell of them.
+        tensors: path → the tensor.
+        rows: path → the tensor in row-major order, once the device has begun.
+        shadows: path → where it is set apart, if that is wanted.
+        fresh: paths of shadows that held nothing before.
+        held: what the other shadows held, as far as that is known.
+    """
 
-class _Look(NamedTuple):
-    """What a device was asked for: the row-major tensors, and their fingerprints once `ready` has come."""
-
-    sizes: dict[str, int]
+    look: Look
+    tensors: Mapping[str, Tensor]
     rows: dict[str, Tensor]
-    found: Tensor
-    ready: Mark
+    shadows: Mapping[str, Shadow]
+    fresh: set[str]
+    held: Look | None
 
-    def prints(self) -> Prints:
-        self.ready.wait()
-        return Prints(self.sizes, self.found.view(torch.int64).view(-1, 2).numpy().copy())
+    def work(self, paths: Sequence[str]) -> None:
+        """The device's, with some of them."""
+        rows = [as_row_major(self.tensors[path]) for path in paths]
+        self.rows.update(zip(paths, rows, strict=True))
+        self.look.add(fingerprints(rows, self._copies(paths)))
+
+    def _copies(self, paths: Sequence[str]) -> Copies | None:
+        """To the shadows that the device has."""
+        shadows = [self.shadows.get(path) for path in paths]
+        targets = [None if shadow is None or shadow.on_host else shadow.content for shadow in shadows]
+        if not any(target is not None for target in targets):
+            return None
+        hashes, firsts = (None, {}) if self.held is None else (self.held.hashes, self.held.firsts)
+        return Copies(targets, [None if path in self.fresh else firsts.get(path) for path in paths], hashes)
+
+    def missing(self) -> dict[str, list[Span]]:
+        """What shadows on the host do not hold."""
+        sizes = self.look.sizes
+        here = [path for path, shadow in self.shadows.items() if shadow.on_host]
+        found = {path: [(0, sizes[path])] for path in here if path in self.fresh}
+        if len(found) < len(here):
+            changes = self.look.prints().changes(None if self.held is None else self.held.prints())
+            for path in changes.keys() & here - found.keys():
+                found[path] = changed_spans(changes[path], sizes[path], _GAP)
+        return found
 
 
 class _LaneStager:
@@ -104,69 +135,53 @@ class _LaneStager:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._shadows = Shadows(lane)
-        self._copied: Prints | None = None
-        self._named: Prints | None = None
-        self._digests: dict[str, dict[Span, bytes]] = {}
-        self._forms: dict[str, Tensor] = {}
-        self._turn = Lock()
+        self._learned = Learned()
+        self._outlines: Mapping[str, Outline] = {}
+        self._held: Look | None = None
 
-    def look(self, tensors: Mapping[str, Tensor]) -> _Look:
+    def begin(self, tensors: Mapping[str, Tensor], *, apart: bool) -> _Begun:
+        """Give the device its work. Raises torch.OutOfMemoryError."""
         sizes = {path: tensor.nbytes for path, tensor in tensors.items()}
-        found = self._lane.pinned(16 * sum(map(segments, sizes.values())))
-        rows: dict[str, Tensor] = {}
-
-        def work() -> None:
-            rows.update((path, as_row_major(tensor)) for path, tensor in tensors.items())
-            copy_bytes([(found, fingerprints(list(rows.values())).view(-1).view(torch.uint8))])
-
+        held, shadows, fresh = None, dict[str, Shadow](), set[str]()
+        if apart:
+            held, self._held = self._held, None  # until they hold what they shall
+            shadows, fresh = self._shadows.take(sizes)
+        begun = _Begun(Look(self._lane, sizes, self._learned), tensors, {}, shadows, fresh, held)
         self._lane.follow()
-        self._lane.submit(work)
-        return _Look(sizes, rows, found, self._lane.mark())
+        for paths in batched(list(tensors), _AT_ONCE):
+            self._lane.submit(partial(begun.work, paths))
+        if apart:
+            self._lane.hold_back()
+        self._lane.submit(begun.look.bring)
+        begun.look.ready = self._lane.mark()
+        return begun
 
-    def stage(self, tensors: Mapping[str, Tensor], look: _Look, *, apart: bool) -> dict[str, DeviceLeaf]:
-        copied, shadows, fresh = self._copied, dict[str, Shadow](), set[str]()
+    def finish(self, begun: _Begun, *, apart: bool) -> dict[str, DeviceLeaf]:
+        """The leaves, once the device can do the rest by itself."""
+        look, tensors, before = begun.look, begun.tensors, self._outlines
+        outlines = self._outlines = {path: outline_of(tensor, before.get(path)) for path, tensor in tensors.items()}
         if apart:
-            self._copied = None  # until they hold what they shall
-            shadows, fresh = self._shadows.take(look.sizes)
-        forms = self._forms = {path: form_of(tensor, self._forms.get(path)) for path, tensor in tensors.items()}
-        places = {path: same_place(tensor) for path, tensor in tensors.items()}
-        now = look.prints()  # the device took its time for them meanwhile
-        digests = self._known(now)
-        if apart:
-            self._copy(look.rows, shadows, _missing(now, copied, shadows, fresh))
-            self._copied = now
-        else:
-            shadows = _live(look.rows)
+            self._copy_here(begun)
+            self._held = look
         ready = self._lane.mark()
+        shadows = begun.shadows if apart else _live(begun)
         return {
-            path: DeviceLeaf(forms[path], shadows[path], ready, self._lane, places[path], digests[path])
-            for path in tensors
+            path: DeviceLeaf(outline.form, path, shadows[path], ready, self._lane, look, outline.place)
+            for path, outline in outlines.items()
         }
 
-    def _known(self, now: Prints) -> dict[str, dict[Span, bytes]]:
-        """The digests of what is still the same. Commits of several threads may ask."""
-        with self._turn:
-            known = {path: self._digests.get(path, {}) for path in now.sizes}
-            for path, changed in now.changes(self._named).items():
-                known[path] = untouched(known[path].copy(), changed)  # to which another commit may add meanwhile
-            self._named, self._digests = now, known
-            return known
-
-    def _copy(self, rows: Mapping[str, Tensor], shadows: Mapping[str, Shadow], spans: Mapping[str, list[Span]]) -> None:
+    def _copy_here(self, begun: _Begun) -> None:
+        spans = begun.missing()
         if spans:
-            self._lane.submit(lambda: copy_bytes(_pairs(rows, shadows, spans)), [rows[path] for path in spans])
+            begun.look.ready.wait()  # and the rows are there
+            self._lane.submit(lambda: copy_bytes(_pairs(begun.rows, begun.shadows, spans)))
             self._lane.hold_back()
 
 
-def _missing(
-    now: Prints, copied: Prints | None, shadows: Mapping[str, Shadow], fresh: set[str]
-) -> dict[str, list[Span]]:
-    """What shadows do not hold yet."""
-    found = {path: [(0, now.sizes[path])] for path in fresh}
-    for path, changed in now.changes(copied).items():
-        if path not in fresh:
-            found[path] = changed_spans(changed, now.sizes[path], _GAP_HERE if shadows[path].on_host else _GAP_THERE)
-    return found
+def _live(begun: _Begun) -> dict[str, Shadow]:
+    """The tensors themselves instead of copies."""
+    begun.look.ready.wait()
+    return {path: Shadow(flat_bytes(row), on_host=False) for path, row in begun.rows.items()}
 
 
 def _pairs(

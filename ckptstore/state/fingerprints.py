@@ -34,6 +34,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,23 +56,43 @@ def segments(size: int) -> int:
     return -(-size // SEGMENT)
 
 
-def fingerprints(tensors: Sequence[Tensor]) -> Tensor:
+class Copies(NamedTuple):
+    """Memory that tensors are copied to while they are read, except for segments that it holds already.
+
+    Attributes:
+        targets: for each tensor its bytes as uint8 on the same device; None for one that is not copied.
+        firsts: for each tensor, the first row of what `held` tells of its target; None when that holds nothing.
+        held: earlier fingerprints, if there are any.
+    """
+
+    targets: Sequence[Tensor | None]
+    firsts: Sequence[int | None]
+    held: Tensor | None
+
+
+def fingerprints(tensors: Sequence[Tensor], copies: Copies | None = None) -> Tensor:
     """The fingerprints of all segments of some tensors of one device, one tensor behind the other.
 
     Args:
         tensors: row-major, of any dtype.
+        copies: where to copy them meanwhile, if anywhere.
 
     Returns:
-        Two int64 for each segment, on the device. There they are computed in stream order; nothing waits.
+        Two int64 for each segment, on the device. There all is done in stream order; nothing waits.
     """
     device = tensors[0].device
     launch = kernel(device) if device.type == "cuda" else None
-    return reference(tensors) if launch is None else launch(tensors, keys(device))
+    return (launch or reference)(tensors, keys(device), copies)
 
 
-def reference(tensors: Sequence[Tensor]) -> Tensor:
-    """What `fingerprints` gives, on any device, by plain operations of torch."""
-    return torch.cat([_hashed(flat_bytes(tensor), keys(tensor.device)) for tensor in tensors])
+def reference(tensors: Sequence[Tensor], keys: Tensor, copies: Copies | None = None) -> Tensor:
+    """What `fingerprints` gives and does, on any device, by plain operations of torch."""
+    found = [_hashed(flat_bytes(tensor), keys) for tensor in tensors]
+    if copies is not None:
+        for tensor, now, target, first in zip(tensors, found, copies.targets, copies.firsts, strict=True):
+            if target is not None:
+                _copy(flat_bytes(tensor), target, _is_new(now, first, copies.held))
+    return torch.cat(found)
 
 
 @cache
@@ -85,8 +106,11 @@ def _secret() -> Tensor:
     return torch.frombuffer(bytearray(os.urandom(_HASHES * SEGMENT)), dtype=torch.int64).view(_HASHES, WORDS)
 
 
+Hashed = Callable[[Sequence[Tensor], Tensor, Copies | None], Tensor]
+
+
 @cache
-def kernel(device: torch.device) -> Callable[[Sequence[Tensor], Tensor], Tensor] | None:
+def kernel(device: torch.device) -> Hashed | None:
     """What launches the kernel there, if Triton is installed; with a warning when it does not work.
 
     For one, it needs a C compiler. A compiler that makes something else of it is found out here.
@@ -103,12 +127,19 @@ def kernel(device: torch.device) -> Callable[[Sequence[Tensor], Tensor], Tensor]
     return launch
 
 
-def _try(launch: Callable[[Sequence[Tensor], Tensor], Tensor], device: torch.device) -> None:
-    """Raises RuntimeError when it does not give what torch does, of whole segments and of others."""
+def _try(launch: Hashed, device: torch.device) -> None:
+    """Raises RuntimeError when it does not do what torch does, with whole segments and with others."""
     data = flat_bytes(keys(device))
     samples = [data, data[3 : SEGMENT + 1001], data[8 : SEGMENT - 8], data[:1]]
-    if not torch.equal(launch(samples, keys(device)), reference(samples)):
-        raise RuntimeError("its fingerprints are others than those of torch")
+    held = reference([data.roll(SEGMENT // 2), *samples[1:]], keys(device))
+    held[0] = reference(samples, keys(device))[0]  # so that a copy leaves that segment out
+
+    def done(hashed: Hashed) -> list[Tensor]:
+        targets = [data.new_zeros(len(sample)) for sample in samples]
+        return [hashed(samples, keys(device), Copies([*targets[:3], None], [0, 2, None, None], held)), *targets]
+
+    if not all(map(torch.equal, done(launch), done(reference))):
+        raise RuntimeError("it does something else than torch")
 
 
 def _hashed(data: Tensor, keys: Tensor) -> Tensor:
@@ -127,3 +158,18 @@ def _hashed_at_once(data: Tensor, keys: Tensor) -> Tensor:
 def _is_odd(data: Tensor) -> bool:
     """Whether it does not lie where words may."""
     return bool(data.storage_offset() % 8 or data.data_ptr() % 8)
+
+
+def _is_new(now: Tensor, first: int | None, held: Tensor | None) -> Tensor:
+    """Which segments a target does not hold."""
+    if first is None or held is None:
+        return now.new_ones(len(now), dtype=torch.bool)
+    return (now != held[first : first + len(now)]).any(1)
+
+
+def _copy(source: Tensor, target: Tensor, new: Tensor) -> None:
+    """Copy segments that are new; that they are is known on the device only."""
+    parts = (torch.split(each, _AT_ONCE) for each in (source, target))
+    for data, into, flags in zip(*parts, torch.split(new, _AT_ONCE // SEGMENT), strict=True):
+        bytewise = flags.repeat_interleave(SEGMENT, output_size=len(flags) * SEGMENT)[: len(data)]
+        into.copy_(torch.where(bytewise, data, into))

@@ -27,6 +27,7 @@ class Shadows:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._held: dict[str, Shadow] = {}
+        self._settled: Mapping[str, int] = {}
         self._there = _Slabs(lane.allocate, 32 << 20, below=1 << 20)
         self._here = _Slabs(lane.pinned, 256 << 20, below=_SHARED)  # where one alone takes up to twice its bytes
         self._in_pieces = False
@@ -34,17 +35,25 @@ class Shadows:
     def take(self, sizes: Mapping[str, int]) -> tuple[dict[str, Shadow], set[str]]:
         """One of each size, and the paths of those that do not hold what they held last time. Others are freed."""
         short = self._lane.is_short()
+        if not short and sizes == self._settled:
+            return self._held, set()
+        self._settled = {}
         kept = {path: self._held[path] for path, size in sizes.items() if self._fits(path, size, short=short)}
         self._held = kept
         wanting = [path for path in sizes if path not in kept or kept[path].on_host]
-        if not wanting:
-            return kept, set()
+        fresh = self._made({path: sizes[path] for path in wanting}, 0 if short else self._lane.spare_bytes())
+        kept |= fresh
+        if not any(shadow.on_host for shadow in kept.values()):
+            self._settled = sizes
+        return kept, set(fresh)
+
+    def _made(self, sizes: Mapping[str, int], room: int) -> dict[str, Shadow]:
+        """New ones: on the device what there is room for, on the host the rest, unless it is there already."""
         with torch.inference_mode(mode=False):  # or nobody could write there outside of it
-            there = self._on_device({path: sizes[path] for path in wanting}, 0 if short else self._lane.spare_bytes())
-            rest = {path: sizes[path] for path in wanting if path not in there and path not in kept}
+            there = self._on_device(sizes, room)
+            rest = {path: size for path, size in sizes.items() if path not in there and path not in self._held}
             here = {path: Shadow(content, on_host=True) for path, content in self._here.cut_all(rest)}
-        kept |= there | here
-        return kept, {*there, *here}
+        return there | here
 
     def _fits(self, path: str, size: int, *, short: bool) -> bool:
         held = self._held.get(path)

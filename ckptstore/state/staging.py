@@ -43,9 +43,15 @@ class Staged:
     flat: Flat
     just_in_time: JustInTime
 
+    def prepare(self) -> None:
+        """Wait until devices have told what changed, and get ready to copy what is live; training goes on meanwhile."""
+        for look in {leaf.look for leaf in self.flat.leaves.values() if isinstance(leaf, DeviceLeaf)}:
+            look.ready.wait()  # or this thread would keep Python's lock from who launches kernels, to no end
+        self.just_in_time.prepare()
+
     def settled(self) -> Flat:
         """The state with nothing live in it; what still is gets copied. Raises StateError, see `Lender.check`."""
-        self.just_in_time.prepare()
+        self.prepare()
         self.just_in_time.settle_all()
         return replace(self.flat, leaves={path: _settled(leaf) for path, leaf in self.flat.leaves.items()})
 

@@ -134,9 +134,14 @@ def chunk_bytes(array: Array, start: Index, stop: Index) -> memoryview:
     return dense.reshape(-1).view(np.uint8).data if dense.nbytes else memoryview(b"")
 
 
+def is_row_major(tensor: Tensor) -> bool:
+    """Whether its memory holds its bytes in row-major order."""
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
 def as_row_major(tensor: Tensor) -> Tensor:
-    """The tensor itself when its bytes lie in row-major order, else a copy of which they do, on its device."""
-    if tensor.is_contiguous() and not _is_lazy(tensor):
+    """The tensor itself when that is so, else a copy, on its device."""
+    if is_row_major(tensor):
         return tensor
     return _words(tensor.detach().resolve_conj().resolve_neg()).contiguous()
 
@@ -243,13 +248,14 @@ def byte_range(array: Array) -> tuple[int, int]:
 
 def is_backed(tensor: Tensor) -> bool:
     """Whether the storage reaches as far as the tensor does; sharding frees storages that tensors still show."""
-    if not tensor.numel():
+    if not tensor.nbytes:
         return True
     if tensor.is_contiguous():
-        last = tensor.numel() - 1
+        reach = tensor.nbytes
     else:
         last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.itemsize <= tensor.untyped_storage().nbytes()
+        reach = (last + 1) * tensor.itemsize
+    return tensor.storage_offset() * tensor.itemsize + reach <= tensor.untyped_storage().nbytes()
 
 
 def pointer(array: Array) -> int:

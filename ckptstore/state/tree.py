@@ -227,7 +227,7 @@ class _Walk:
                 what, advice = "a tensor whose storage was freed", "bring its memory back first"
                 raise UnsupportedLeaf(path, what, advice, use="store or fill")
             require_storable(path, tensor.itemsize, tensor.shape)
-            self._array(tensor, path)
+            self.leaves[path], self._pointers[path] = TensorLeaf(tensor), tensor.data_ptr()
         else:
             self._children(composites.open_composite(tensor, path), path)
 
@@ -236,11 +236,7 @@ class _Walk:
             dtype_name(array.dtype)
         except TypeError as error:
             raise UnsupportedLeaf(path, "a numpy array", f"{error}: store plain values or numbers") from None
-        self._array(array, path)
-
-    def _array(self, array: Any, path: str) -> None:
-        self.leaves[path] = TensorLeaf(array)
-        self._pointers[path] = pointer(array)
+        self.leaves[path], self._pointers[path] = TensorLeaf(array), pointer(array)
 
     def _unknown(self, value: Any, path: str) -> None:
         if isinstance(value, torch.Tensor) and not self.allow_pickle:

@@ -82,7 +82,7 @@ class FakeLane:
         count = self.current.given
         self._give(self.side, lambda: self.current.run_to(count))
 
-    def submit(self, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
+    def submit(self, work: Callable[[], object], uses: Sequence[Tensor] = ()) -> None:
         self._give(self.side, work)
 
     def mark(self) -> FakeMark:

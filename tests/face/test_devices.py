@@ -22,7 +22,8 @@ from torch import Tensor
 
 import ckptstore
 from ckptstore import BudgetTooSmall, CorruptData, KeepLast
-from ckptstore.state.device_staging import _LaneStager, _Look
+from ckptstore.state.device_staging import _LaneStager
+from ckptstore.state.looks import Learned
 from ckptstore.state.new_arrays import allocate, finish
 from ckptstore.state.shadows import Shadows
 from ckptstore.testing.equality import assert_same
@@ -128,16 +129,16 @@ def test_what_did_not_change_does_not_cross(store, room, how):
 
 
 def test_commits_of_several_threads_do_not_meet(store, monkeypatch):
-    meeting, prints = threading.Barrier(2), _Look.prints
+    meeting, digests = threading.Barrier(2), Learned.digests
 
-    def prints_of_both(look):
+    def digests_of_both(learned, now):
         meeting.wait()
-        return prints(look)
+        return digests(learned, now)
 
     def commit(number):
         store.commit({"x": states[number]}, step=number)
 
-    monkeypatch.setattr(_Look, "prints", prints_of_both)
+    monkeypatch.setattr(Learned, "digests", digests_of_both)
     with FakeDevices() as devices, ThreadPoolExecutor(2) as threads:
         states = [devices.put(numbers()), devices.put(torch.arange(COUNT, dtype=torch.int32).view(1, -1))]
         list(threads.map(commit, range(2)))
@@ -284,12 +285,12 @@ def test_a_device_without_memory_to_look_at_its_tensors(store, monkeypatch, how,
             if devices._lane(tensor) is lane:
                 tensor.detach().add_(1)
 
-    look = _LaneStager.look
+    begin = _LaneStager.begin
 
-    def looked(stager: _LaneStager, tensors: Any) -> Any:
+    def begun(stager: _LaneStager, tensors: Any, *, apart: bool) -> Any:
         if stager._lane in (devices.lanes[number] for number in full):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return look(stager, tensors)
+        return begin(stager, tensors, apart=apart)
 
     with FakeDevices(5, 2) as devices:
         state = {
@@ -303,7 +304,7 @@ def test_a_device_without_memory_to_look_at_its_tensors(store, monkeypatch, how,
                 lane.synchronize()
             with monkeypatch.context() as patched:
                 if broken:
-                    patched.setattr(_LaneStager, "look", looked)
+                    patched.setattr(_LaneStager, "begin", begun)
                 with pytest.warns(UserWarning, match="no memory to tell") if broken else nullcontext():
                     commit(number)
         assert how == "commit_async" or commit(9).new_bytes < 1000
@@ -379,7 +380,7 @@ def test_a_commit_that_is_interrupted_while_it_stages_spoils_no_later_one(store,
         store.commit_async({"x": tensor}, step=0).result()
         lane.room = -1
         with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
-            broken.setattr("ckptstore.state.device_staging._Look.prints", interrupt)
+            broken.setattr("ckptstore.state.device_staging._Begun.missing", interrupt)
             store.commit_async({"x": tensor}, step=1)
         store.delete(0)
         store.gc(KeepLast(1), grace=0, most=1)

@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import types
-from contextlib import nullcontext
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ckptstore.state.fingerprints import SEGMENT, WORDS, fingerprints, kernel, keys, reference, segments
+from ckptstore.state.fingerprints import SEGMENT, WORDS, Copies, fingerprints, kernel, keys, reference, segments
 
 CPU = torch.device("cpu")
 SIZES = st.sampled_from([0, 1, 7, 8, 9, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 12345]) | st.integers(0, 100)
@@ -73,6 +72,33 @@ def test_one_tensor_after_the_other_in_any_order(found: list[Tensor], random: An
     assert torch.equal(fingerprints([found[at] for at in order]), torch.cat([alone[at] for at in order]))
 
 
+@given(tensors(), st.data())
+def test_what_a_target_does_not_hold_is_copied(found: list[Tensor], data: st.DataObject):
+    targets = [tensor.clone() for tensor in found]
+    held, firsts = fingerprints(found), list(accumulate((segments(len(tensor)) for tensor in found), initial=0))
+    changed = [tensor.clone() for tensor in found]
+    for tensor in changed:
+        if len(tensor):
+            tensor[data.draw(st.integers(0, len(tensor) - 1))] ^= 1
+    known = [data.draw(st.sampled_from([first, None])) for first in firsts[:-1]]
+    copied = [data.draw(st.booleans()) for _ in found]
+    into = [target if wanted else None for target, wanted in zip(targets, copied, strict=True)]
+    assert torch.equal(fingerprints(changed, Copies(into, known, held)), fingerprints(changed))
+    for before, now, target, wanted in zip(found, changed, targets, copied, strict=True):
+        assert torch.equal(target, now if wanted else before)
+
+
+def test_what_a_target_holds_is_not_copied():
+    data = random_bytes(3 * SEGMENT + 5, 4)
+    target = torch.zeros_like(data)
+    held = fingerprints([data])
+    held[1] += 1
+    fingerprints([data], Copies([target], [0], held))
+    assert torch.equal(target[SEGMENT : 2 * SEGMENT], data[SEGMENT : 2 * SEGMENT])
+    assert not target[:SEGMENT].any()
+    assert not target[2 * SEGMENT :].any()
+
+
 def test_the_same_bytes_in_another_place_are_something_else():
     data = random_bytes(SEGMENT, 2)
     assert not torch.equal(fingerprints([data]), fingerprints([data.view(torch.int64).roll(1)]))
@@ -103,9 +129,9 @@ def test_keys_are_another_processs_own():
 
 def test_much_is_hashed_a_part_at_a_time(monkeypatch):
     tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (5 * SEGMENT + 3, 0, 2 * SEGMENT)]
-    whole = reference(tensors)
+    whole = reference(tensors, keys(CPU))
     monkeypatch.setattr("ckptstore.state.fingerprints._AT_ONCE", 2 * SEGMENT)
-    assert torch.equal(reference(tensors), whole)
+    assert torch.equal(reference(tensors, keys(CPU)), whole)
 
 
 # the kernel
@@ -116,16 +142,26 @@ def test_where_the_kernel_does_not_work_torch_does_the_same(monkeypatch):
     monkeypatch.setitem(sys.modules, broken.__name__, broken)
     kernel.cache_clear()
     assert kernel(torch.device("cpu")) is None  # as where Triton is missing
-    broken.launch = lambda tensors, keys: (_ for _ in ()).throw(RuntimeError("Failed to find C compiler"))
+    broken.launch = lambda tensors, keys, copies: (_ for _ in ()).throw(RuntimeError("Failed to find C compiler"))
     kernel.cache_clear()
     with pytest.warns(UserWarning, match="C compiler"):
         assert kernel(torch.device("cpu")) is None
-    for odd in (0, 1, 3):
-        broken.launch = lambda tensors, keys, odd=odd: reference([t[odd:] if len(t) % SEGMENT else t for t in tensors])
+
+    def odd(tensors: list[Tensor], keys: Tensor, copies: Copies) -> Tensor:
+        return reference([it[1:] if len(it) % SEGMENT else it for it in tensors], keys)
+
+    def forgetful(tensors: list[Tensor], keys: Tensor, copies: Copies) -> Tensor:
+        return reference(tensors, keys)
+
+    def eager(tensors: list[Tensor], keys: Tensor, copies: Copies) -> Tensor:
+        return reference(tensors, keys, copies._replace(firsts=[None] * len(tensors)))
+
+    for launch in (odd, forgetful, eager):
+        broken.launch = launch
         kernel.cache_clear()
-        with nullcontext() if odd == 0 else pytest.warns(UserWarning, match="others than those of torch"):
-            assert (kernel(torch.device("cpu")) is None) == (odd > 0)
-    broken.launch = lambda tensors, keys: reference(tensors)
+        with pytest.warns(UserWarning, match="something else than torch"):
+            assert kernel(torch.device("cpu")) is None
+    broken.launch = reference
     kernel.cache_clear()
     assert kernel(torch.device("cpu")) is broken.launch
     kernel.cache_clear()
@@ -133,7 +169,7 @@ def test_where_the_kernel_does_not_work_torch_does_the_same(monkeypatch):
 
 INTERPRETED = """
 import torch
-from ckptstore.state.fingerprints import SEGMENT, keys, reference
+from ckptstore.state.fingerprints import SEGMENT, Copies, keys, reference
 from ckptstore.state.fingerprint_kernel import launch
 memory = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8)
 for start in (0, 3, 16):
@@ -141,7 +177,17 @@ for start in (0, 3, 16):
     for size in (2 * SEGMENT, 0, 5, SEGMENT - 1, SEGMENT + 8, SEGMENT, 1):
         found.append(memory[at : at + size])
         at += size
-    assert torch.equal(launch(found, keys(memory.device)), reference(found)), start
+    its = keys(memory.device)
+    assert torch.equal(launch(found, its), reference(found, its)), start
+    held = reference(found[2:] + [tensor.flip(0) for tensor in found[:2]], its)
+    held[-2] = reference(found[:1], its)[0]
+
+    def done(hashed):
+        targets = [torch.zeros(len(tensor) + 24, dtype=torch.uint8)[8 : 8 + len(tensor)] for tensor in found]
+        copies = Copies([*targets[:-1], None], [len(held) - 2, None, None, 1, 2, 4, None], held)
+        return [hashed(found, its, copies), *targets]
+
+    assert all(map(torch.equal, done(launch), done(reference))), start
 """
 
 COMPILED = """
@@ -150,13 +196,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from ckptstore.state import fingerprint_kernel as kernel
 from ckptstore.state.fingerprints import WORDS
-names = ("owners", "bases", "sizes", "firsts", "keys", "hashes")
+names = ("owners", "bases", "sizes", "begins", "targets", "firsts", "held", "keys", "hashes")
 signature = {name: "*i64" for name in names} | {"count": "constexpr"}
 divisible = {(place,): [["tt.divisibility", 16]] for place in range(len(names))}
-source = ASTSource(kernel._hash_segment, signature, {"count": WORDS}, divisible)
-made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": kernel._WARPS})
+source = ASTSource(kernel._do_segment, signature, {"count": WORDS}, divisible)
+options = {"num_warps": kernel._WARPS, "maxnreg": kernel._REGISTERS}
+made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 loads = re.findall(r"ld[.]global[.]cg[.](\\S+)", made.asm["ptx"])
-assert loads == ["v2.b64"] * (WORDS // 2 // (32 * kernel._WARPS)), loads
+stores = re.findall(r"st[.]global[.](v\\S+)", made.asm["ptx"])
+assert loads == stores == ["v2.b64"] * (WORDS // 2 // (32 * kernel._WARPS)), (loads, stores)
 """
 
 
@@ -180,5 +228,9 @@ def test_the_kernel_for_a_gpu_loads_16_bytes_at_a_time():
 def test_the_kernel_on_a_gpu_gives_what_torch_gives(found: list[Tensor]):
     there = [tensor.cuda() for tensor in found]
     views = [torch.cat([tensor.new_zeros(3), tensor])[3:] for tensor in there]
-    assert torch.equal(fingerprints(there).cpu(), reference(found))
-    assert torch.equal(fingerprints(views).cpu(), reference(found))
+    expected = reference(found, keys(CPU))
+    for tensors_there in (there, views):
+        targets = [torch.zeros_like(tensor) for tensor in there]
+        copies = Copies(targets, [None] * len(found), keys(there[0].device))
+        assert torch.equal(fingerprints(tensors_there, copies).cpu(), expected)
+        assert all(map(torch.equal, targets, there))

@@ -45,13 +45,13 @@ def asked(monkeypatch: pytest.MonkeyPatch, free: int, stats: Any) -> Usage:
         return stats
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_stats", told)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", told)
     return Usage.of(DEVICE)
 
 
 def test_memory_that_torch_holds_in_reserve_is_free(monkeypatch):
-    stats = {"reserved_bytes.all.current": 70, "allocated_bytes.all.current": 20, "allocated_bytes.all.peak": 40}
-    found = asked(monkeypatch, 2, {name: count * GIB for name, count in stats.items()})
+    reserved, allocated = {"current": 70 * GIB}, {"current": 20 * GIB, "peak": 40 * GIB}
+    found = asked(monkeypatch, 2, {"reserved_bytes": {"all": reserved}, "allocated_bytes": {"all": allocated}})
     assert found == usage(20, 40, others=8)
     assert found.spare() == 24 * GIB
     assert not found.is_short()

@@ -1,0 +1,128 @@
+"""What tensors of one device look like: at one time, and as far as that is known from earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from functools import cached_property
+from itertools import accumulate
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ckptstore.state.fingerprints import segments
+from ckptstore.state.lanes import Lane, Mark
+from ckptstore.state.prints import Prints, Span, untouched
+from ckptstore.state.tensors import as_tracked, same_place
+
+Digests = Mapping[str, dict[Span, bytes]]
+"""Path → what the store calls ranges of that tensor's bytes."""
+
+
+class Outline(NamedTuple):
+    """All of a tensor but its bytes.
+
+    Attributes:
+        key: tells whether another tensor has the same outline.
+        form: a tensor of the same form without memory.
+        place: `same_place`.
+    """
+
+    key: tuple[object, ...]
+    form: Tensor
+    place: Hashable
+
+
+def outline_of(tensor: Tensor, before: Outline | None) -> Outline:
+    """The outline; the one that there was `before` when that is the same."""
+    key = (
+        tensor.data_ptr(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        type(tensor),
+        tensor.requires_grad,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+    if before is not None and before.key == key:
+        return before
+    form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    tracked = as_tracked(form, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
+    return Outline(key, tracked, same_place(tensor))
+
+
+class Learned:
+    """What the store calls the bytes of a device's tensors, known again by their fingerprints. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._prints: Prints | None = None
+        self._digests: Digests = {}
+        self._turn = Lock()
+
+    def digests(self, now: Prints) -> Digests:
+        """Those of what is still the same; what is added to them is known from here on."""
+        with self._turn:
+            known = {path: self._digests.get(path, {}) for path in now.sizes}
+            for path, changed in now.changes(self._prints).items():
+                known[path] = untouched(known[path].copy(), changed)  # to which another commit may add meanwhile
+            self._prints, self._digests = now, known
+            return known
+
+
+class Look:
+    """What a device tells about tensors of its at one time: their fingerprints. Safe for threads.
+
+    Attributes:
+        sizes: path → bytes of the tensor.
+        hashes: the fingerprints, once the device is at bringing them; there.
+        ready: comes when they are on the host too.
+    """
+
+    hashes: Tensor
+    ready: Mark
+
+    def __init__(self, lane: Lane, sizes: Mapping[str, int], learned: Learned) -> None:
+        self.sizes = sizes
+        self._learned = learned
+        with torch.inference_mode(mode=False):  # or nobody could write there outside of it
+            self._found = lane.pinned(16 * sum(map(segments, sizes.values())))
+        self._prints: Prints | None = None
+        self._digests: Digests | None = None
+        self._turn = Lock()
+        self._parts: list[Tensor] = []
+
+    def add(self, hashes: Tensor) -> None:
+        """The fingerprints of the next ones of the tensors, on the device."""
+        self._parts.append(hashes)
+
+    def bring(self) -> None:
+        """Let the device bring all of them."""
+        self.hashes = torch.cat(self._parts)
+        self._parts.clear()
+        self._found.copy_(self.hashes.view(-1).view(torch.uint8), non_blocking=True)
+
+    @cached_property
+    def firsts(self) -> dict[str, int]:
+        """Path → the first row of the tensor's fingerprints."""
+        return dict(zip(self.sizes, accumulate(map(segments, self.sizes.values()), initial=0), strict=False))
+
+    def prints(self) -> Prints:
+        """The fingerprints. Waits for the device."""
+        with self._turn:
+            return self._printed()
+
+    def digests(self) -> Digests:
+        """What is known of the tensors' bytes, to be added to. Waits for the device."""
+        with self._turn:
+            if self._digests is None:
+                self._digests = self._learned.digests(self._printed())
+            return self._digests
+
+    def _printed(self) -> Prints:
+        if self._prints is None:
+            self.ready.wait()
+            self._prints = Prints(self.sizes, self._found.view(torch.int64).view(-1, 2).numpy().copy())
+            del self._found
+        return self._prints
