@@ -38,7 +38,7 @@ def measure_coordinator(samples: Samples, ranks: int, chunks: int, folder: Path)
     tensors = [f"model.layers.{number}.weight" for number in range(chunks // ranks)]
     with ckptstore.open(folder, chunk_bytes=_CHUNK) as store:
         parts = store._parts  # noqa: SLF001 - what it is made of
-        gathering = Gathering(parts, lambda: history.draft(parts.catalog, "main", 1, None, {}))
+        gathering = Gathering(parts, lambda: history.draft("main", 1, None, {}))
         _Save(samples, parts, gathering, tensors, ranks).run()
         held = store.manifest(1)
         samples.correct[f"{ranks:,} ranks, publish"] = {

@@ -367,4 +367,4 @@ class Store(Keeping):
     def _draft(self, run: str, step: int, metadata: Mapping[str, Any] | None, parent: Ref | None) -> history.Draft:
         self._parts.check_writable()
         base = None if parent is None else self._find(parent)
-        return history.draft(self._parts.catalog, address.check_name("run", run), step, base, metadata)
+        return history.draft(address.check_name("run", run), step, base, metadata)

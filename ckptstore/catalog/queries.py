@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Text, cast, func, select
+from sqlalchemy import ColumnElement, Connection, Row, ScalarSelect, Text, cast, func, select
 
 from ckptstore.batching import batched
 from ckptstore.catalog.places import Places
@@ -38,9 +38,6 @@ _commits = (
     .outerjoin(_parent_runs, _parent_runs.c.key == _parents.c.run)
 )
 _others = commits.alias()
-_newest = (
-    select(func.max(_others.c.step)).where(_others.c.run == runs.c.key, _others.c.deleted.is_(None)).scalar_subquery()
-)
 _frame = (chunks.c.offset, chunks.c.length, chunks.c.raw_length, chunks.c.codec, chunks.c.base)
 LOCATIONS = select(chunks.c.digest, packs.c.name, *_frame).join(packs, packs.c.key == chunks.c.pack)
 # Not joined: for many digests Postgres would then read all packs, and SQLite all live ones.
@@ -86,10 +83,14 @@ def steps(db: Connection, run: str) -> list[int]:
 
 def newest(db: Connection, run: str, most: int) -> CommitRecord | None:
     """The live commit at the highest step up to `most`."""
-    key = db.execute(select(runs.c.key).where(runs.c.name == run)).scalar()
-    below = select(func.max(commits.c.step)).where(commits.c.run == key, LIVE, commits.c.step <= most)
-    step = db.execute(below).scalar()
-    return None if key is None or step is None else live_at(db, key, step)
+    highest = _highest(_others.c.step <= most)
+    return next(iter(_records(db, runs.c.name == run, commits.c.step == highest, LIVE)), None)
+
+
+def _highest(*wanted: ColumnElement[bool]) -> ScalarSelect[int]:
+    """Of a run's live steps."""
+    live = _others.c.run == runs.c.key, _others.c.deleted.is_(None)
+    return select(func.max(_others.c.step)).where(*live, *wanted).scalar_subquery()
 
 
 def all_commits(db: Connection, run: str | None, *, deleted: bool) -> list[CommitRecord]:
@@ -115,7 +116,7 @@ def _named(step: int | str) -> Iterator[ColumnElement[bool]]:
         tagged = select(tags.c.commit).where(tags.c.run == runs.c.key, tags.c.name == step)
         yield commits.c.key == tagged.scalar_subquery()
         return
-    yield commits.c.step == (_newest if step == LATEST else step)
+    yield commits.c.step == (_highest() if step == LATEST else step)
     yield LIVE
 
 

@@ -254,7 +254,7 @@ class Background:
         try:
             if group is not None or staged.flat.sharded:
                 return self._commit_together(wish, group, advance)
-            staged.just_in_time.prepare()
+            staged.prepare()
             return commit(self._chunks, staged.flat, wish.draft(), advance)
         except BaseException as error:
             error.add_note(f"this is of the commit in the background of step {wish.step} of run {wish.run!r}")

@@ -21,7 +21,7 @@ from ckptstore.format.grid import Division, Grid, default_chunk_shape, grid_of
 from ckptstore.format.manifest import INLINE_TENSOR, INLINE_VALUE, Entry, Manifest, TensorEntry, Value, ValueEntry
 from ckptstore.operations.adam import Trained
 from ckptstore.operations.arrivals import Arrival, Arrivals
-from ckptstore.operations.history import Draft
+from ckptstore.operations.history import Draft, placed
 from ckptstore.operations.lineage import Lineage, Rest
 from ckptstore.operations.publish import make_commit, new_commit, taken_step
 from ckptstore.state.adam import find_recipes
@@ -45,6 +45,7 @@ def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> Co
             way the same may be committed again.
     """
     version.check_features(chunks.config.requires_write, "write to", chunks.storage.url)
+    draft = placed(chunks.catalog, draft)
     if taken := taken_step(chunks, draft):
         try:
             return _commit(chunks, flat, draft, advance, taken)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptstore.catalog.base import Catalog
@@ -15,7 +15,10 @@ from ckptstore.operations.address import check_metadata, check_step
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A commit that is to be made: where, on top of which commit id, with which metadata, and of which one a copy."""
+    """A commit that is to be made: where, on top of which commit id, with which metadata, and of which one a copy.
+
+    Until it is `placed`, no commit id says that it is to stand on the run's highest step below it.
+    """
 
     run: str
     step: int
@@ -24,19 +27,24 @@ class Draft:
     origin: Origin | None = None
 
 
-def draft(
-    catalog: Catalog, run: str, step: int, parent: CommitRecord | None, metadata: Mapping[str, Any] | None
-) -> Draft:
-    """A checked draft; without a parent, the run's highest step below this one is taken.
+def draft(run: str, step: int, parent: CommitRecord | None, metadata: Mapping[str, Any] | None) -> Draft:
+    """A checked draft.
 
     Raises:
         InvalidArgument: a bad step or metadata, or a parent in the same run that does not lie below the step.
     """
     number = check_step(step)
-    base = parent or catalog.newest(run, number - 1)
-    if base is not None and base.run == run and base.step >= number:
-        raise InvalidArgument(f"parent {base.step} of step {number} in the same run: a parent is a lower step")
-    return Draft(run, number, base.id if base else None, check_metadata(metadata))
+    if parent is not None and parent.run == run and parent.step >= number:
+        raise InvalidArgument(f"parent {parent.step} of step {number} in the same run: a parent is a lower step")
+    return Draft(run, number, parent.id if parent else None, check_metadata(metadata))
+
+
+def placed(catalog: Catalog, draft: Draft) -> Draft:
+    """The draft on top of what it is to stand on, if there is anything."""
+    if draft.parent is not None:
+        return draft
+    base = catalog.newest(draft.run, draft.step - 1)
+    return replace(draft, parent=base.id if base else None)
 
 
 def commit_at(catalog: Catalog, run: str, step: int) -> CommitRecord | None:

@@ -24,7 +24,7 @@ def test_a_round_of_many_ranks_is_two_transactions(tmp_path):
     with ckptstore.open(tmp_path) as store:
         catalog = Counted(store._parts.catalog)
         parts = replace(store._parts, catalog=catalog)
-        with Gathering(parts, lambda: history.draft(catalog, "main", 1, None, {})) as gathering:
+        with Gathering(parts, lambda: history.draft("main", 1, None, {})) as gathering:
             gathering.deal([Opening(parts.config.id, "main", 1, (), 1)] * 9)
             digests = [os.urandom(16) for _ in range(8)]
             asks = [Ask(digest, [4 << 20], {}, 0) for digest in [*digests, digests[3]]]

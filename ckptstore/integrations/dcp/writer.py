@@ -172,7 +172,7 @@ class StoreWriter(StorageWriter):
         return Ranks(seat.rank, seat.count, self._group)
 
     def _draft(self) -> history.Draft:
-        return history.draft(self._place.parts().catalog, self._place.run, self._step_now, None, self._metadata)
+        return history.draft(self._place.run, self._step_now, None, self._metadata)
 
 
 def _logical_paths(plan: SavePlan) -> dict[str, str]:

@@ -18,7 +18,7 @@ from ckptstore.format import version
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import Manifest, split_digests
 from ckptstore.format.packs import TARGET_BYTES, pack_key
-from ckptstore.operations.history import Draft
+from ckptstore.operations.history import Draft, placed
 from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.publish import discard, new_commit, publish, taken_step
 from ckptstore.operations.ranks.dealing import deal
@@ -58,7 +58,7 @@ class Gathering:
         check_same(openings)
         version.check_features(self._chunks.config.requires_write, "write to", self._chunks.storage.url)
         deals = deal([opening.shards for opening in openings], self._chunks.config.division)
-        self._draft = self._make_draft()
+        self._draft = placed(self._chunks.catalog, self._make_draft())
         self._taken = taken_step(self._chunks, self._draft)
         self._session = self._stack.enter_context(writing_session(self._chunks.catalog))
         self._claims = SessionClaims(self._chunks.catalog, self._session)
