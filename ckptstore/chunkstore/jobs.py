@@ -87,6 +87,11 @@ class Job(msgspec.Struct, frozen=True):
         return not self.direct and self.wish.relay is None
 
     @property
+    def unpacked(self) -> bool:
+        """Whether its bytes may be decoded to such memory too: they are delivered, and not as they were read."""
+        return self.wish.out is None and self.scratched and self.location.codec != RAW.number
+
+    @property
     def paired(self) -> bool:
         """Whether it is a difference that can be decoded together with the one chunk that it rests on."""
         difference = self.location.codec == DELTA and len(self.location.bases) == len(self.bases) == 1

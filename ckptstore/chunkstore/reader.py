@@ -140,6 +140,7 @@ class _Run:
         uses = Counter(base.digest for job in batch for base in job.bases)
         pairs = {job.bases[0].digest for job in batch if job.paired and uses[job.bases[0].digest] == 1} & below.keys()
         decoded = [base.raw_length for base in below.values() if base.digest not in pairs and base.codec != RAW.number]
+        decoded += [job.size for job in batch if job.unpacked]
         lengths = [place.length for place in (*below.values(), *(job.location for job in batch if job.scratched))]
         with self.scratch.lent(sum(lengths) + sum(decoded)) as take:
             stored = {digest: take(base.length) for digest, base in below.items()}
@@ -152,7 +153,7 @@ class _Run:
                     self._deliver_pair(job, read.out, stored[job.bases[0].digest])
                 else:
                     self._decode_bases(job, stored, known, take)
-                    raw = self._deliver(job, read.out, known)
+                    raw = self._deliver(job, read.out, take(job.size) if job.unpacked else job.out, known)
                     if uses[job.location.digest]:
                         known[job.location.digest] = raw
                 self.advance(job.wish.size)
@@ -182,9 +183,10 @@ class _Run:
         except CorruptData as error:
             raise CorruptData(f"{label}: {error}; run verify") from error
 
-    def _deliver(self, job: Job, stored: memoryview, known: Mapping[bytes, memoryview]) -> memoryview:
-        out = None if job.direct else job.out
-        payload, raw = self._decoded(job.location, stored, out, known, job.wish.label)
+    def _deliver(
+        self, job: Job, stored: memoryview, out: memoryview | None, known: Mapping[bytes, memoryview]
+    ) -> memoryview:
+        payload, raw = self._decoded(job.location, stored, None if job.direct else out, known, job.wish.label)
         if job.wish.deliver is not None:
             job.wish.deliver(raw)
         if job.wish.relay is not None:
@@ -199,7 +201,7 @@ class _Run:
             self.payloads.decode_with(job.location, payload, out, Encoded(base.codec, base_payload))
         except CorruptData:  # one after the other, they tell which of them is damaged
             _, raw = self._decoded(base, below, None, {}, job.wish.label)
-            self._deliver(job, stored, {base.digest: raw})
+            self._deliver(job, stored, out, {base.digest: raw})
 
     def _decoded(
         self,

@@ -22,7 +22,7 @@ from ckptstore.format.selection import Part, Selection, contiguous_span, everyth
 from ckptstore.state.casts import cast_from
 from ckptstore.state.new_arrays import allocate, finish, fresh
 from ckptstore.state.shards import Region
-from ckptstore.state.tensors import Array, lacks_address, mark_changed, writable_array
+from ckptstore.state.tensors import Array, flat_bytes, is_row_major, lacks_address, mark_changed, writable_array
 from ckptstore.state.uploads import Uploads, lane_of_array
 from ckptstore.state.values import decode
 
@@ -156,13 +156,17 @@ def _place_inline(job: Filling, uploads: Uploads) -> None:
 def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fetch]:
     entry, target, selection, label = job.entry, job.target, job.selection, job.label
     grid = grid_of(entry.shape, entry.chunk_shape)
-    dtype = cast_from(entry, target)
-    plain = writable_array(target) if lane_of_array(target) is None and dtype is None else None
+    dtype, there = cast_from(entry, target), lane_of_array(target) is not None
+    plain = writable_array(target) if not there and dtype is None else None
     place = partial(_place, uploads, target, entry, dtype)
     digests = chunk_digests(entry, chunks.digest.size)
-    if plain is not None and selection.full_shape == entry.shape and grid.is_consecutive:
-        yield from _pieces(plain, grid.sizes(entry.itemsize), digests, label)
-        return
+    if dtype is None and selection.full_shape == entry.shape and grid.is_consecutive:
+        if plain is not None:
+            yield from _pieces(plain, grid.sizes(entry.itemsize), digests, label)
+            return
+        if there and isinstance(target, torch.Tensor) and is_row_major(target):
+            yield from _uploaded(flat_bytes(target), grid.sizes(entry.itemsize), digests, label, uploads)
+            return
     for part in selection.parts(grid):
         yield _array_fetch(entry, place, plain, part, grid, digests[part.number], selection.full_shape, label)
 
@@ -213,6 +217,14 @@ def _pieces(out: memoryview | Plane, sizes: Sequence[int], digests: Sequence[byt
     for size, digest in zip(sizes, digests, strict=True):
         yield Fetch(digest, size, label, out=out[at : at + size])
         at += size
+
+
+def _uploaded(
+    target: torch.Tensor, sizes: Sequence[int], digests: Sequence[bytes], label: str, uploads: Uploads
+) -> Iterator[Fetch]:
+    """The same of a device's memory."""
+    for part, digest in zip(torch.split(target, list(sizes)), digests, strict=True):
+        yield Fetch(digest, len(part), label, deliver=partial(uploads.send, part))
 
 
 def _present(groups: Iterable[tuple[str, ...]], known: Mapping[str, object]) -> list[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -40,28 +40,37 @@ class Uploads:
             write_cast(target, start, stop, data, dtype)
             return
         count = prod(extents(start, stop))
-        size = count * target.itemsize
-        with self._taken(size):
-            pinned = lane.pinned(size)
+        with self._pinned(lane, count * target.itemsize) as pinned:
             write_cast(pinned.view(target.dtype), (0,), (count,), data, dtype)
-            with self._turn:
-                lane.submit(partial(copy_into_box, target, start, stop, pinned), [target])
-                self._under_way.append((lane.mark(), size))
+            self._submit(lane, partial(copy_into_box, target, start, stop, pinned), target, len(pinned))
+
+    def send(self, target: Tensor, data: memoryview) -> None:
+        """As many bytes to a flat part of a device's memory, likewise."""
+        lane = lane_of(target)
+        assert lane is not None
+        with self._pinned(lane, len(data)) as pinned:
+            pinned.numpy()[:] = data
+            self._submit(lane, partial(target.copy_, pinned, non_blocking=True), target, len(pinned))
 
     def finish(self) -> None:
         """Wait until everything is there."""
         for lane in self._lanes:
             lane.mark().wait()
 
+    def _submit(self, lane: Lane, work: Callable[[], object], target: Tensor, size: int) -> None:
+        with self._turn:
+            lane.submit(work, [target])
+            self._under_way.append((lane.mark(), size))
+
     @contextmanager
-    def _taken(self, size: int) -> Iterator[None]:
-        """Room for as many bytes; given back when they do not get under way."""
+    def _pinned(self, lane: Lane, size: int) -> Iterator[Tensor]:
+        """As many bytes of the host, once there is room; given back when they do not get under way."""
         with self._turn:
             while self._held and self._held + size > self._most:
                 self._wait_for_one()
             self._held += size
         try:
-            yield
+            yield lane.pinned(size)
         except BaseException:
             with self._turn:
                 self._held -= size

@@ -36,16 +36,19 @@ class OpenFile:
     def prefetch(self, offset: int, length: int) -> None:
         """Let the kernel read this, unless the last of it is in the page cache."""
         end = min(offset + length, os.fstat(self._descriptor).st_size)
-        if sys.platform == "linux" and not self._is_cached(end - 1):
-            for start in range(offset, end, _HINT):
-                os.posix_fadvise(self._descriptor, start, min(_HINT, end - start), os.POSIX_FADV_WILLNEED)
+        if sys.platform == "linux" and end > offset and not (cached := self._is_cached(end - 1)):
+            hint = end - offset if cached is None else _HINT
+            for start in range(offset, end, hint):
+                os.posix_fadvise(self._descriptor, start, min(hint, end - start), os.POSIX_FADV_WILLNEED)
 
-    def _is_cached(self, offset: int) -> bool:
-        """Not where the file system does not tell."""
+    def _is_cached(self, offset: int) -> bool | None:
+        """None where the file system does not tell, as one in memory, which may read ahead or not as it likes."""
         try:
             return os.preadv(self._descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except OSError:
+        except BlockingIOError:
             return False
+        except OSError:
+            return None
 
 
 class OpenFiles:
