@@ -89,62 +89,93 @@ class OwnAtOnce(Own):
     just_in_time = False
 
 
-class DcpAtOnce(Background):
-    """async_save with a stager that is kept, which copies before it returns."""
+class AsyncSaves:
+    """DCP's async_save to one folder with a stager that is kept: it copies before it returns, or `in_thread`.
 
-    name = PEER
-    options = StagingOptions(
-        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
-    )
+    `pinned` is for tensors on a device: copies to pinned memory, which do not wait for each other.
+    """
 
-    def __init__(self, trained: Trained, folder: Path) -> None:
-        super().__init__(trained, folder)
-        self._stager = DefaultStager(self.options)
+    def __init__(self, folder: Path, *, in_thread: bool = False, pinned: bool = False) -> None:
+        self._folder = folder
         self._saved: Any = None
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=pinned,
+                use_shared_memory=False,
+                use_async_staging=in_thread,
+                use_non_blocking_copy=pinned,
+            )
+        )
 
-    def save(self) -> None:
-        remove(self.folder)
-        writer = FileSystemWriter(self.folder, sync_files=True)
-        self._saved = async_save(self.trained.tensors(), storage_writer=writer, async_stager=self._stager, no_dist=True)
+    def begin(self, tensors: Tensors) -> None:
+        """Begin a save in place of the last one, which is finished."""
+        remove(self._folder)
+        writer = FileSystemWriter(self._folder, sync_files=True)
+        self._saved = async_save(tensors, storage_writer=writer, async_stager=self._stager, no_dist=True)
 
     def is_busy(self) -> bool:
+        """Whether it is not on disk yet."""
         return self._saved is not None and not self._upload().done()
 
+    def wait_staged(self) -> None:
+        """Wait until a thread has copied it."""
+        if self._saved is not None:
+            self._saved.staging_completion.result()
+
     def finish(self) -> None:
+        """Wait until it is on disk."""
         if self._saved is not None:
             self._upload().result()
-            sync(self.folder)
+            sync(self._folder)
+
+    def close(self) -> None:
+        """Give memory and disk back."""
+        self._stager.close()
+        remove(self._folder)
 
     def _upload(self) -> Any:
         return getattr(self._saved, "upload_completion", self._saved)
+
+
+class DcpAtOnce(Background):
+    """async_save that copies before it returns."""
+
+    name = PEER
+    in_thread = False
+
+    def __init__(self, trained: Trained, folder: Path) -> None:
+        super().__init__(trained, folder)
+        self.saves = AsyncSaves(folder, in_thread=self.in_thread, pinned=trained.device != "cpu")
+
+    def save(self) -> None:
+        self.saves.begin(self.trained.tensors())
+
+    def is_busy(self) -> bool:
+        return self.saves.is_busy()
+
+    def finish(self) -> None:
+        self.saves.finish()
 
     def load(self, into: Tensors) -> None:
         Dcp().load(into, self.folder)
 
     def close(self) -> None:
-        self._stager.close()
-        remove(self.folder)
+        self.saves.close()
 
 
 class DcpInThread(DcpAtOnce):
     """async_save whose kept stager copies in a thread; the next step waits for it."""
 
     name = "DCP, in a thread"
-    options = StagingOptions(
-        use_pinned_memory=False, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=False
-    )
+    in_thread = True
 
     def __init__(self, trained: Trained, folder: Path) -> None:
         super().__init__(trained, folder)
-        self._hook = trained.optimizer.register_step_pre_hook(self._before_step)
+        self._hook = trained.optimizer.register_step_pre_hook(lambda *_: self.saves.wait_staged())
 
     def close(self) -> None:
         self._hook.remove()
         super().close()
-
-    def _before_step(self, *_: object) -> None:
-        if self._saved is not None:
-            self._saved.staging_completion.result()
 
 
 BACKGROUND: tuple[type[Background], ...] = (Own, OwnAtOnce, DcpAtOnce, DcpInThread)

@@ -1,6 +1,6 @@
-"""What a commit in the background costs training on a CUDA device, beside the bare copies.
+"""What a commit in the background costs training on a CUDA device, beside the bare copies and DCP's async_save.
 
-    python -m benchmarks.cuda [--gib 12] [--runs 3] [--folder FOLDER] [--json FILE] [--markdown FILE]
+    python -m benchmarks.cuda [--gib 12] [--runs 3] [--folder FOLDER] [--only COLUMN] [--json FILE] [--markdown FILE]
 
 The time of a commit is what training loses: until `commit_async` has returned and the current stream may go on. Every
 state that was stored is loaded and compared. Without a CUDA device, it says so and measures nothing.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,13 +20,15 @@ import torch
 from torch import Tensor
 
 import ckptstore
-from benchmarks.figures import BARE, CUDA, OWN
+from benchmarks.background import AsyncSaves
+from benchmarks.figures import BARE, CUDA, OWN, PEER
 from benchmarks.measuring import Samples, copies, copy_all, remove
 from benchmarks.report import Report, add_files
-from benchmarks.tools import Tensors
+from benchmarks.tools import Dcp, Tensors
 from ckptstore.state.cuda import CudaLane
 from ckptstore.state.fingerprints import fingerprints
 
+ROOMS = "room on the device", "no room"
 LARGE, SMALL = 600, 300
 """How many tensors: weights and moments of a model, and as many biases and norms of 8 KiB."""
 
@@ -43,49 +44,67 @@ def main() -> None:
     samples.sizes["state"] = sum(tensor.nbytes for tensor in state.values())
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for _ in range(arguments.runs):
-            measure_store(samples, state, Path(folder) / "store", room=True)
-            measure_store(samples, state, Path(folder) / "store", room=False)
-            measure_bare(samples, state)
-    Report(samples, [OWN, BARE], CUDA).publish(arguments)
+            for column in arguments.only or MEASURES:
+                MEASURES[column](samples, state, Path(folder) / "saved")
+    Report(samples, [OWN, BARE, PEER], CUDA).publish(arguments)
 
 
-def measure_bare(samples: Samples, state: Tensors) -> None:
+def measure_own(samples: Samples, state: Tensors, folder: Path) -> None:
+    """With room for copies on the device, and without."""
+    for room in True, False:
+        measure_store(samples, state, folder, room=room)
+
+
+def measure_bare(samples: Samples, state: Tensors, folder: Path) -> None:
     """The limits: the same bytes read once, copied on the device, copied to pinned memory and back."""
-    there = copies(state)
-    here = {name: torch.empty_like(tensor, device="cpu", pin_memory=True) for name, tensor in state.items()}
-    for name in state:
-        here[name].zero_()
-    _time(samples, "unchanged", BARE, lambda: fingerprints(list(state.values())))
-    _time(samples, "all-new, room on the device", BARE, partial(copy_all, state, there))
-    _time(samples, "all-new, no room", BARE, partial(_copy_all, state, here))
-    _time(samples, "checkout", BARE, partial(_copy_all, here, there))
+    there, here = copies(state), _pinned(state)
+    samples.time("unchanged", BARE, lambda: fingerprints(list(state.values())))
+    samples.time("all-new, room on the device", BARE, partial(copy_all, state, there))
+    samples.time("all-new, no room", BARE, partial(_copy_all, state, here))
+    samples.time("checkout", BARE, partial(_copy_all, here, there))
 
 
 def measure_store(samples: Samples, state: Tensors, folder: Path, *, room: bool) -> None:
     """A first commit, one of new values, one of the same again, and a checkout."""
     into = copies(state)
-    how = "room on the device" if room else "no room"
+    how = ROOMS[not room]
     torch.empty(1 << 30, dtype=torch.uint8, device="cuda")  # as a step does, before which nothing is copied there
     torch.cuda.empty_cache()  # a first call takes its memory from nobody
     torch.accelerator.empty_host_cache()
     kept = nullcontext() if room else mock.patch.object(CudaLane, "spare_bytes", return_value=0)
     with kept, ckptstore.open(folder, compression="none") as store:
         for step, row in enumerate([f"first call, {how}", f"all-new, {how}"]):
-            for tensor in state.values():
-                tensor.normal_()
+            _change(state)
             _measure_commit(samples, row, store, state, into, step)
         if room:
             _measure_commit(samples, "unchanged", store, state, into, 2)
-            _time(samples, "checkout", OWN, partial(store.checkout, into=into))
+            samples.time("checkout", OWN, partial(store.checkout, into=into))
             samples.check("checkout", OWN, state, into)
     remove(folder)
+
+
+def measure_peer(samples: Samples, state: Tensors, folder: Path) -> None:
+    """The same by DCP, which has all copied to pinned memory each time, whatever room there is."""
+    into = copies(state)
+    torch.accelerator.empty_host_cache()
+    saves = AsyncSaves(folder, pinned=True)
+    for rows in [f"first call, {how}" for how in ROOMS], [f"all-new, {how}" for how in ROOMS], ["unchanged"]:
+        if rows != ["unchanged"]:
+            _change(state)
+        samples.time(rows[0], PEER, partial(saves.begin, state))
+        for row in rows[1:]:
+            samples.add(row, PEER, samples.values[rows[0]][PEER][-1])
+        saves.finish()
+    samples.time("checkout", PEER, partial(Dcp().load, into, folder))
+    samples.check("checkout", PEER, state, into)
+    saves.close()
 
 
 def _measure_commit(
     samples: Samples, row: str, store: ckptstore.Store, state: Tensors, into: Tensors, step: int
 ) -> None:
     handles: list[ckptstore.CommitHandle] = []
-    _time(samples, row, OWN, lambda: handles.append(store.commit_async(state, step=step)))
+    samples.time(row, OWN, lambda: handles.append(store.commit_async(state, step=step)))
     handles[0].result()
     for tensor in into.values():
         tensor.zero_()
@@ -93,20 +112,24 @@ def _measure_commit(
     samples.check(row, OWN, state, into)
 
 
-def _time(samples: Samples, row: str, column: str, act: Callable[[], object]) -> None:
-    """Until the device is idle, or the current stream may go on."""
+def _change(state: Tensors) -> None:
+    for tensor in state.values():
+        tensor.normal_()
 
-    def until_idle() -> None:
-        act()
-        torch.cuda.current_stream().synchronize()
 
-    torch.cuda.synchronize()
-    samples.time(row, column, until_idle)
+def _pinned(state: Tensors) -> Tensors:
+    """Pinned memory of the same form, touched; all in one, since torch's allocator rounds sizes up."""
+    sizes = [tensor.numel() for tensor in state.values()]
+    parts = torch.zeros(sum(sizes), pin_memory=True).split(sizes)
+    return {name: part.view_as(tensor) for (name, tensor), part in zip(state.items(), parts, strict=True)}
 
 
 def _copy_all(source: Tensors, target: Tensors) -> None:
     for name, tensor in source.items():
         target[name].copy_(tensor, non_blocking=True)
+
+
+MEASURES = {OWN: measure_own, BARE: measure_bare, PEER: measure_peer}
 
 
 def _state(gib: float) -> dict[str, Tensor]:
@@ -119,6 +142,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gib", type=float, default=12, help="size of the state")
     parser.add_argument("--runs", type=int, default=3, help="runs of which the median is taken")
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="a folder on a disk with three times the size")
+    parser.add_argument("--only", action="append", choices=list(MEASURES), help="this column alone; may be repeated")
     add_files(parser)
     return parser.parse_args()
 

@@ -287,5 +287,9 @@ CUDA = Comparison(
         ),
         Figure("unchanged", _milliseconds("unchanged"), 15, "ms", more=False),
         Figure("all-new, room on the device", _milliseconds("all-new, room on the device"), 15, "ms", more=False),
+        Figure("first call, of DCP's", _of_peer("first call, room on the device"), 0.2, more=False),
+        Figure("all-new, room on the device, of DCP's", _of_peer("all-new, room on the device"), 0.1, more=False),
+        Figure("unchanged, of DCP's", _of_peer("unchanged"), 0.1, more=False),
+        Figure("checkout", _gain("checkout"), 2),
     ),
 )

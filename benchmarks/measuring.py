@@ -32,11 +32,14 @@ class Samples:
         self.values.setdefault(row, {}).setdefault(column, []).append(value)
 
     def time(self, row: str, column: str, act: Callable[[], object]) -> None:
-        """How many seconds `act` takes, after everything earlier has reached the disk."""
+        """How many seconds `act` takes, until a device may go on too, after everything earlier is done and on disk."""
         gc.collect()  # nobody pays for what others left
         os.sync()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         start = time.perf_counter()
         act()
+        wait_for_device()
         self.add(row, column, time.perf_counter() - start)
 
     def check(self, row: str, column: str, saved: Tensors, found: Tensors) -> None:
@@ -48,6 +51,12 @@ class Samples:
         """The median, or None when nothing was measured."""
         values = self.values.get(row, {}).get(column)
         return median(values) if values else None
+
+
+def wait_for_device() -> None:
+    """Until the current stream has done what it was given, if there is a device."""
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
 
 
 def rotated(items: list[T], by: int) -> list[T]:

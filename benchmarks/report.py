@@ -127,7 +127,8 @@ class Report:
 
 def _machine() -> dict[str, Any]:
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    return {**versions, "system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count()}
+    device = {"device": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else {}
+    return {**versions, "system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count(), **device}
 
 
 def _shown(row: str, value: float | None) -> str:

@@ -1,7 +1,7 @@
 """What training feels of a background save: ckptstore's commit_async beside DCP's async_save, on one machine.
 
     python -m benchmarks.stalls [--mib 2048] [--runs 5] [--steps 20] [--folder FOLDER] [--only ROWS]
-        [--json FILE] [--markdown FILE]
+        [--device cuda] [--json FILE] [--markdown FILE]
 
 The first rows tell for how long the call blocks when no other save is in flight. Lost is how much longer the steps of
 training take in which a save is begun or in flight, in a loop that saves every tenth step, than others of that loop;
@@ -23,7 +23,7 @@ from statistics import median
 
 from benchmarks.background import BACKGROUND, Background
 from benchmarks.figures import STALLS
-from benchmarks.measuring import Samples, copies, rotated
+from benchmarks.measuring import Samples, copies, rotated, wait_for_device
 from benchmarks.report import Report, add_files
 from benchmarks.trained import FROZEN, Trained
 
@@ -34,7 +34,7 @@ def main() -> None:
     """Measure, and tell."""
     arguments = _arguments()
     warnings.simplefilter("ignore")  # DCP's, about one process
-    samples, trained = Samples(), Trained(arguments.mib)
+    samples, trained = Samples(), Trained(arguments.mib, device=arguments.device)
     samples.sizes["state"] = sum(tensor.nbytes for tensor in trained.tensors().values())
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for rows in arguments.only or MEASURES:
@@ -128,6 +128,7 @@ def _loop(trained: Trained, tool: Background | None, steps: int) -> Loop:
         trained.train()
         if tool and step == steps - 1:
             tool.finish()
+        wait_for_device()
         (loop.busy if is_busy else loop.idle).append(time.perf_counter() - start)
     return loop
 
@@ -141,6 +142,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="interleaved runs of which the median is taken")
     parser.add_argument("--steps", type=int, default=20, help="steps of the training loop")
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="a folder on the disk to measure")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where training takes place")
     parser.add_argument("--only", action="append", choices=list(MEASURES), help="these rows alone; may be repeated")
     add_files(parser)
     return parser.parse_args()

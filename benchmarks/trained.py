@@ -13,16 +13,22 @@ from torch.nn import functional
 VOCABULARY, CONTEXT = 256, 32
 FROZEN = 0.95
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_BATCHES = {"cpu": 1, "cuda": 128}
+"""How many sequences a step takes, so that it is at work for a tenth of a second or longer."""
 
 
 class Trained:
     """A causal transformer of about `mib` MiB of state in float32, a third of it weights, under AdamW.
 
-    `wrap` is called with the embedding, each layer and the head before they are trained.
+    `wrap` is called with the embedding, each layer and the head before they are trained, on the `device`.
     """
 
     def __init__(
-        self, mib: float, layers: int = 12, wrap: Callable[[nn.Module], object] = lambda module: module
+        self,
+        mib: float,
+        layers: int = 12,
+        wrap: Callable[[nn.Module], object] = lambda module: module,
+        device: str = "cpu",
     ) -> None:
         torch.manual_seed(0)
         width = max(64, int((mib * 2**20 / 12 / (layers * 12)) ** 0.5) // 64 * 64)
@@ -31,12 +37,13 @@ class Trained:
             nn.Embedding(VOCABULARY, width),
             nn.TransformerEncoder(block, layers, enable_nested_tensor=False),
             nn.Linear(width, VOCABULARY),
-        )
+        ).to(device)
         embedding, encoder, head = self.model
         for part in (embedding, *encoder.get_submodule("layers").children(), head):
             wrap(part)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self._text = torch.frombuffer(bytearray(text()), dtype=torch.uint8)
+        self._text = torch.frombuffer(bytearray(text()), dtype=torch.uint8).to(device)
+        self.device, self._batch = device, _BATCHES[device]
         self._position = 0
         self.train()
 
@@ -47,14 +54,22 @@ class Trained:
         for parameter in parameters:
             parameter.requires_grad_(seen + parameter.numel() > frozen * total)
             seen += parameter.numel()
-        rows = self._text[self._position : self._position + CONTEXT + 1].long()
-        self._position += CONTEXT
-        mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
+        given, expected = self._next_rows()
+        mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT, device=given.device)
         embedding, encoder, head = self.model
-        logits = head(encoder(embedding(rows[None, :-1]), mask=mask, is_causal=True))
+        logits = head(encoder(embedding(given), mask=mask, is_causal=True))
         self.optimizer.zero_grad()
-        functional.cross_entropy(logits[0], rows[1:]).backward()
+        functional.cross_entropy(logits.flatten(0, 1), expected.flatten()).backward()
         self.optimizer.step()
+
+    def _next_rows(self) -> tuple[Tensor, Tensor]:
+        """Sequences of the text, and what follows each of their letters."""
+        count = self._batch * CONTEXT
+        if self._position + count >= len(self._text):
+            self._position = 0
+        rows = self._text[self._position : self._position + count + 1].long()
+        self._position += count
+        return rows[:-1].view(-1, CONTEXT), rows[1:].view(-1, CONTEXT)
 
     def tensors(self) -> dict[str, Tensor]:
         """Name → live tensor."""

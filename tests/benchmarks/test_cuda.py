@@ -15,7 +15,7 @@ def test_a_small_run_measures_every_row(tmp_path, run):
     run("cuda", "--gib=0.1", "--runs=1", f"--json={tmp_path}/all.json")
     found = json.loads((tmp_path / "all.json").read_text())
     rows = {"unchanged", "all-new, room on the device", "all-new, no room", "checkout"}
-    assert all(found["samples"][row].keys() == {"ckptstore", "bare copy"} for row in rows)
+    assert all(found["samples"][row].keys() == {"ckptstore", "bare copy", "DCP"} for row in rows)
     assert found["correct"].keys() >= rows
-    assert all(tools["ckptstore"] for tools in found["correct"].values())
-    assert len(found["figures"]) == 3
+    assert all(all(tools.values()) for tools in found["correct"].values())
+    assert len(found["figures"]) == 7
