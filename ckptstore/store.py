@@ -228,6 +228,7 @@ class Store(Keeping):
         the handle's `result`, before the process group is destroyed.
 
         Beside the arguments of `commit`:
+            parent: by default the highest step below this one that the run has when the background commit begins.
             just_in_time: leave parameters and state of the optimizers in `app_state` (also in its dicts and lists)
                 where they are, and copy what is still to be written when one of them is about to step. Until
                 then, or until the handle's `wait_staged` returns, nobody else may change them: the commit fails

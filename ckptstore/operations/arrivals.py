@@ -19,7 +19,7 @@ class Arrivals:
     def __init__(self, writer: ChunkWriter, leaves: Mapping[str, tuple[DeviceLeaf, Grid]]) -> None:
         self._leaves = {path: leaf for path, (leaf, _) in leaves.items()}
         self._spans = {path: grid.spans(leaf.itemsize) for path, (leaf, grid) in leaves.items()}
-        known = {path: [leaf.digests.get(span) for span in self._spans[path]] for path, leaf in self._leaves.items()}
+        known = {path: list(map(leaf.digests().get, self._spans[path])) for path, leaf in self._leaves.items()}
         told = [digest for digests in known.values() for digest in digests if digest is not None]
         held = writer.rely_on(told)
         self._known = {path: [it if it in held else None for it in digests] for path, digests in known.items()}
@@ -45,4 +45,4 @@ class Arrivals:
             rest = iter(split_digests(bytes(written[path]), digest_size))
             digests = [next(rest) if digest is None else digest for digest in known]
             written[path] = bytearray().join(digests)
-            self._leaves[path].digests.update(zip(self._spans[path], digests, strict=True))
+            self._leaves[path].digests().update(zip(self._spans[path], digests, strict=True))

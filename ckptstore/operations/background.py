@@ -109,7 +109,7 @@ class Background:
         ranks, measure = Ranks(0, 1) if alone else Ranks(*seat(group), group), partial(meter, progress, "commit")
         if ranks.count > 1:
             return commit_together(self._chunks, ranks, replace(wish, flatten=landed), measure)
-        self.land()  # before the parent is looked up
+        self.land()  # which may be the parent
         draft = wish.draft()
         flat = self._own_stager().look(wish.flatten())
         stopping = _Stopping(measure)

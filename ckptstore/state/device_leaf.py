@@ -48,9 +48,8 @@ class DeviceLeaf(TensorLeaf, frozen=True, eq=False):
     look: Look
     live: Hashable
 
-    @property
     def digests(self) -> dict[Span, bytes]:
-        """What the store calls ranges of these very bytes, as far as is known; kept for the next commit."""
+        """What the store calls ranges of these very bytes, as far as is known, to be added to. Waits for the device."""
         return self.look.digests()[self.path]
 
     def place(self) -> Hashable:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from ckptstore.batching import batched
 from ckptstore.format.manifest import Value
+from ckptstore.state.copies import Copies
 from ckptstore.state.device_leaf import DeviceLeaf, copy_bytes
-from ckptstore.state.fingerprints import Copies, fingerprints
+from ckptstore.state.fingerprints import fingerprints
 from ckptstore.state.lanes import Lane, lane_of
-from ckptstore.state.looks import Learned, Look, Outline, outline_of
+from ckptstore.state.looks import Learned, Look, Traits, traits_of
 from ckptstore.state.prints import Span, changed_spans
 from ckptstore.state.shadows import Shadow, Shadows
 from ckptstore.state.tensors import TensorLeaf, as_row_major, as_tracked, flat_bytes
@@ -88,43 +89,45 @@ class _Begun(NamedTuple):
 
     Attributes:
         look: what it will tell of them.
-        tensors: path → the tensor.
-        rows: path → the tensor in row-major order, once the device has begun.
+        rows: path → the tensor in row-major order, if it is not copied within the device; once that has begun.
         shadows: path → where it is set apart, if that is wanted.
         fresh: paths of shadows that held nothing before.
         held: what the other shadows held, as far as that is known.
     """
 
     look: Look
-    tensors: Mapping[str, Tensor]
     rows: dict[str, Tensor]
     shadows: Mapping[str, Shadow]
     fresh: set[str]
     held: Look | None
 
-    def work(self, paths: Sequence[str]) -> None:
+    def work(self, tensors: Mapping[str, Tensor]) -> None:
         """The device's, with some of them."""
-        rows = [as_row_major(self.tensors[path]) for path in paths]
-        self.rows.update(zip(paths, rows, strict=True))
-        self.look.add(fingerprints(rows, self._copies(paths)))
+        rows = {path: as_row_major(tensor) for path, tensor in tensors.items()}
+        self.look.add(fingerprints(list(rows.values()), self._copies(list(rows))))
+        self.rows.update((path, row) for path, row in rows.items() if self._there(path) is None)
 
     def _copies(self, paths: Sequence[str]) -> Copies | None:
         """To the shadows that the device has."""
-        shadows = [self.shadows.get(path) for path in paths]
-        targets = [None if shadow is None or shadow.on_host else shadow.content for shadow in shadows]
+        targets = list(map(self._there, paths))
         if not any(target is not None for target in targets):
             return None
         hashes, firsts = (None, {}) if self.held is None else (self.held.hashes, self.held.firsts)
         return Copies(targets, [None if path in self.fresh else firsts.get(path) for path in paths], hashes)
 
+    def _there(self, path: str) -> Tensor | None:
+        """The shadow, if the device has it."""
+        shadow = self.shadows.get(path)
+        return None if shadow is None or shadow.on_host else shadow.content
+
     def missing(self) -> dict[str, list[Span]]:
         """What shadows on the host do not hold."""
         sizes = self.look.sizes
-        here = [path for path, shadow in self.shadows.items() if shadow.on_host]
-        found = {path: [(0, sizes[path])] for path in here if path in self.fresh}
-        if len(found) < len(here):
+        here = {path for path, shadow in self.shadows.items() if shadow.on_host}
+        found = {path: [(0, sizes[path])] for path in here & self.fresh}
+        if here - self.fresh:
             changes = self.look.prints().changes(None if self.held is None else self.held.prints())
-            for path in changes.keys() & here - found.keys():
+            for path in (here - self.fresh) & changes.keys():
                 found[path] = changed_spans(changes[path], sizes[path], _GAP)
         return found
 
@@ -136,51 +139,51 @@ class _LaneStager:
         self._lane = lane
         self._shadows = Shadows(lane)
         self._learned = Learned()
-        self._outlines: Mapping[str, Outline] = {}
+        self._traits: Mapping[str, Traits] = {}
         self._held: Look | None = None
 
     def begin(self, tensors: Mapping[str, Tensor], *, apart: bool) -> _Begun:
         """Give the device its work. Raises torch.OutOfMemoryError."""
-        sizes = {path: tensor.nbytes for path, tensor in tensors.items()}
+        self._lane.follow()
+        look = Look(self._lane, tensors, self._learned)
         held, shadows, fresh = None, dict[str, Shadow](), set[str]()
         if apart:
             held, self._held = self._held, None  # until they hold what they shall
-            shadows, fresh = self._shadows.take(sizes)
-        begun = _Begun(Look(self._lane, sizes, self._learned), tensors, {}, shadows, fresh, held)
-        self._lane.follow()
-        for paths in batched(list(tensors), _AT_ONCE):
-            self._lane.submit(partial(begun.work, paths))
+            shadows, fresh = self._shadows.take(look.sizes)
+        begun = _Begun(look, {}, shadows, fresh, held)
+        for some in batched(list(tensors.items()), _AT_ONCE):
+            self._lane.submit(partial(begun.work, dict(some)))
         if apart:
             self._lane.hold_back()
-        self._lane.submit(begun.look.bring)
-        begun.look.ready = self._lane.mark()
+        look.bring()
         return begun
 
     def finish(self, begun: _Begun, *, apart: bool) -> dict[str, DeviceLeaf]:
         """The leaves, once the device can do the rest by itself."""
-        look, tensors, before = begun.look, begun.tensors, self._outlines
-        outlines = self._outlines = {path: outline_of(tensor, before.get(path)) for path, tensor in tensors.items()}
+        look, before = begun.look, self._traits
+        traits = self._traits = {path: traits_of(each, before.get(path)) for path, each in look.tensors.items()}
         if apart:
             self._copy_here(begun)
             self._held = look
         ready = self._lane.mark()
         shadows = begun.shadows if apart else _live(begun)
         return {
-            path: DeviceLeaf(outline.form, path, shadows[path], ready, self._lane, look, outline.place)
-            for path, outline in outlines.items()
+            path: DeviceLeaf(its.form, path, shadows[path], ready, self._lane, look, its.place)
+            for path, its in traits.items()
         }
 
     def _copy_here(self, begun: _Begun) -> None:
         spans = begun.missing()
         if spans:
-            begun.look.ready.wait()  # and the rows are there
-            self._lane.submit(lambda: copy_bytes(_pairs(begun.rows, begun.shadows, spans)))
+            begun.look.wait()  # and the rows are there
+            rows = [begun.rows[path] for path in spans]
+            self._lane.submit(lambda: copy_bytes(_pairs(begun.rows, begun.shadows, spans)), rows)
             self._lane.hold_back()
 
 
 def _live(begun: _Begun) -> dict[str, Shadow]:
     """The tensors themselves instead of copies."""
-    begun.look.ready.wait()
+    begun.look.wait()
     return {path: Shadow(flat_bytes(row), on_host=False) for path, row in begun.rows.items()}
 
 

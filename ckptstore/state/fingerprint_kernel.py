@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ckptstore.state.copies import Copies
+
 _WARPS, _REGISTERS = 8, 80
 """Of a program, and of each thread at most: so that three programs fit on a multiprocessor of an H100 or H200."""
-_Copies = tuple[Sequence[Tensor | None], Sequence[int | None], Tensor | None]
 
 
 @triton.jit
@@ -107,7 +108,7 @@ def _do_segment(
                 _keep_ragged(target, words, length, count)
 
 
-def launch(tensors: Sequence[Tensor], keys: Tensor, copies: _Copies | None = None) -> Tensor:
+def launch(tensors: Sequence[Tensor], keys: Tensor, copies: Copies | None = None) -> Tensor:
     """What `fingerprints` gives and does, on the current stream of the keys' device."""
     words = keys.shape[1]
     targets, firsts, held = copies or ([None] * len(tensors), [None] * len(tensors), None)

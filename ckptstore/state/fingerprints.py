@@ -34,11 +34,11 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ckptstore.state.copies import Copies
 from ckptstore.state.tensors import flat_bytes
 
 SEGMENT = 32 << 10
@@ -54,20 +54,6 @@ _HALF = 0xFFFFFFFF
 def segments(size: int) -> int:
     """How many segments so many bytes have."""
     return -(-size // SEGMENT)
-
-
-class Copies(NamedTuple):
-    """Memory that tensors are copied to while they are read, except for segments that it holds already.
-
-    Attributes:
-        targets: for each tensor its bytes as uint8 on the same device; None for one that is not copied.
-        firsts: for each tensor, the first row of what `held` tells of its target; None when that holds nothing.
-        held: earlier fingerprints, if there are any.
-    """
-
-    targets: Sequence[Tensor | None]
-    firsts: Sequence[int | None]
-    held: Tensor | None
 
 
 def fingerprints(tensors: Sequence[Tensor], copies: Copies | None = None) -> Tensor:
@@ -121,6 +107,8 @@ def kernel(device: torch.device) -> Hashed | None:
         _try(launch, device)
     except ImportError:
         return None
+    except torch.OutOfMemoryError:
+        raise  # which says nothing about it
     except Exception as error:  # noqa: BLE001 - whatever is wrong with it, torch does the same
         warnings.warn(f"Triton does not work, fingerprints go on without it: {error!r}", stacklevel=2)
         return None

@@ -20,11 +20,11 @@ Digests = Mapping[str, dict[Span, bytes]]
 """Path → what the store calls ranges of that tensor's bytes."""
 
 
-class Outline(NamedTuple):
+class Traits(NamedTuple):
     """All of a tensor but its bytes.
 
     Attributes:
-        key: tells whether another tensor has the same outline.
+        key: tells whether another tensor has the same.
         form: a tensor of the same form without memory.
         place: `same_place`.
     """
@@ -34,8 +34,8 @@ class Outline(NamedTuple):
     place: Hashable
 
 
-def outline_of(tensor: Tensor, before: Outline | None) -> Outline:
-    """The outline; the one that there was `before` when that is the same."""
+def traits_of(tensor: Tensor, before: Traits | None) -> Traits:
+    """The traits; those that there were `before` when they are the same."""
     key = (
         tensor.data_ptr(),
         tensor.shape,
@@ -46,11 +46,11 @@ def outline_of(tensor: Tensor, before: Outline | None) -> Outline:
         tensor.is_conj(),
         tensor.is_neg(),
     )
-    if before is not None and before.key == key:
+    if before is not None and before.key == key and tensor.nbytes:  # the place of an empty one lasts as long as it
         return before
     form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     tracked = as_tracked(form, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
-    return Outline(key, tracked, same_place(tensor))
+    return Traits(key, tracked, same_place(tensor))
 
 
 class Learned:
@@ -75,38 +75,45 @@ class Look:
     """What a device tells about tensors of its at one time: their fingerprints. Safe for threads.
 
     Attributes:
-        sizes: path → bytes of the tensor.
-        hashes: the fingerprints, once the device is at bringing them; there.
-        ready: comes when they are on the host too.
+        tensors: path → the tensor, until it is known to have been read: memory that is freed may be given to a queue of
+            the device that waits for nobody.
+        sizes: path → its bytes.
+        hashes: the fingerprints, on the device, once it is at bringing them.
     """
 
     hashes: Tensor
-    ready: Mark
 
-    def __init__(self, lane: Lane, sizes: Mapping[str, int], learned: Learned) -> None:
-        self.sizes = sizes
-        self._learned = learned
-        with torch.inference_mode(mode=False):  # or nobody could write there outside of it
-            self._found = lane.pinned(16 * sum(map(segments, sizes.values())))
+    def __init__(self, lane: Lane, tensors: Mapping[str, Tensor], learned: Learned) -> None:
+        self.tensors = tensors
+        self.sizes = {path: tensor.nbytes for path, tensor in tensors.items()}
+        self._lane, self._learned = lane, learned
+        self._parts: list[Tensor] = []
+        self._ready: Mark | None = None
         self._prints: Prints | None = None
         self._digests: Digests | None = None
         self._turn = Lock()
-        self._parts: list[Tensor] = []
 
     def add(self, hashes: Tensor) -> None:
         """The fingerprints of the next ones of the tensors, on the device."""
         self._parts.append(hashes)
 
     def bring(self) -> None:
-        """Let the device bring all of them."""
-        self.hashes = torch.cat(self._parts)
-        self._parts.clear()
-        self._found.copy_(self.hashes.view(-1).view(torch.uint8), non_blocking=True)
+        """Let the device bring those that are added until it comes to that."""
+        with torch.inference_mode(mode=False):  # or nobody could write there outside of it
+            self._found = self._lane.pinned(16 * sum(map(segments, self.sizes.values())))
+        self._lane.submit(self._bring)
+        self._ready = self._lane.mark()
 
     @cached_property
     def firsts(self) -> dict[str, int]:
         """Path → the first row of the tensor's fingerprints."""
         return dict(zip(self.sizes, accumulate(map(segments, self.sizes.values()), initial=0), strict=False))
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        assert self._ready is not None
+        self._ready.wait()
+        self.tensors = {}
 
     def prints(self) -> Prints:
         """The fingerprints. Waits for the device."""
@@ -120,9 +127,14 @@ class Look:
                 self._digests = self._learned.digests(self._printed())
             return self._digests
 
+    def _bring(self) -> None:
+        self.hashes = torch.cat(self._parts)
+        self._parts.clear()
+        self._found.copy_(self.hashes.view(-1).view(torch.uint8), non_blocking=True)
+
     def _printed(self) -> Prints:
         if self._prints is None:
-            self.ready.wait()
+            self.wait()
             self._prints = Prints(self.sizes, self._found.view(torch.int64).view(-1, 2).numpy().copy())
             del self._found
         return self._prints

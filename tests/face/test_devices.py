@@ -8,8 +8,9 @@ import multiprocessing
 import random
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,13 +22,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ckptstore
-from ckptstore import BudgetTooSmall, CorruptData, KeepLast
+from ckptstore import BudgetTooSmall, CorruptData, KeepLast, StateError
+from ckptstore.state.copies import Copies
 from ckptstore.state.device_staging import _LaneStager
-from ckptstore.state.looks import Learned
+from ckptstore.state.fingerprints import fingerprints
+from ckptstore.state.looks import Learned, Look
 from ckptstore.state.new_arrays import allocate, finish
 from ckptstore.state.shadows import Shadows
 from ckptstore.testing.equality import assert_same
-from ckptstore.testing.lanes import FakeDevices, FakeLane
+from ckptstore.testing.lanes import FakeDevices, FakeLane, FakeMark
 from ckptstore.testing.states import TORCH_DTYPES
 
 CHUNK = 1 << 16
@@ -156,6 +159,89 @@ def test_whoever_waited_may_change_it_from_anywhere(store, room):
         tensor.zero_()
         handle.result()
     assert torch.equal(store.checkout(0)["x"], numbers() + 1)
+
+
+def test_memory_is_not_given_to_others_until_the_device_has_read_it(store, monkeypatch):
+    come = threading.Event()
+    monkeypatch.setattr(FakeMark, "wait", lambda _: come.wait())
+    with FakeDevices() as devices, running_at_once(monkeypatch):
+        part = devices.put(numbers())[9:]
+        kept = weakref.ref(part)
+        handle = store.commit_async({"x": part}, step=0)
+        del part
+        still = kept() is not None
+        come.set()
+        handle.result()
+        assert still
+        assert kept() is None
+
+
+def test_the_device_is_told_what_it_copies_to_the_host(store, monkeypatch):
+    with FakeDevices(room=0) as devices, running_at_once(monkeypatch) as uses:
+        tensor = devices.put(numbers())
+        store.commit_async({"x": tensor}, step=0).result()
+    assert [used.data_ptr() for used in uses] == [tensor.data_ptr()]
+
+
+@contextmanager
+def running_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """As CUDA does what it is given, of which it keeps nothing. Gives what it was told to keep."""
+    told: list[Tensor] = []
+    submit = FakeLane.submit
+
+    def submit_and_run(lane: FakeLane, work: Any, uses: Any = ()) -> None:
+        told.extend(uses)
+        submit(lane, work)
+        lane.synchronize()
+
+    monkeypatch.setattr(FakeLane, "submit", submit_and_run)
+    yield told
+
+
+def test_what_is_brought_into_order_takes_no_memory_once_it_is_copied(store, monkeypatch):
+    made: list[weakref.ref[Tensor]] = []
+    left: list[int] = []
+    bring = Look.bring
+
+    def ordered(tensor: Tensor) -> Tensor:
+        made.append(weakref.ref(row := tensor.contiguous()))
+        return row
+
+    def brought(look: Look) -> None:
+        left.append(sum(row() is not None for row in made))
+        bring(look)
+
+    monkeypatch.setattr("ckptstore.state.device_staging.as_row_major", ordered)
+    monkeypatch.setattr(Look, "bring", brought)
+    with FakeDevices() as devices, running_at_once(monkeypatch):
+        state = {str(at): devices.put(torch.rand(30, 40).t()) for at in range(3)}
+        store.commit_async(state, step=0).result()
+        assert_same(store.checkout(0), state)
+    assert (len(made), left) == (3, [0])
+
+
+def test_what_is_refused_while_a_graph_is_captured_changes_nothing(store, monkeypatch):
+    def captured(_: FakeLane) -> None:
+        raise StateError("a CUDA graph is being captured")
+
+    def told(tensors: list[Tensor], copies: Copies) -> Tensor:
+        asked.append(copies.firsts)
+        return fingerprints(tensors, copies)
+
+    asked: list[Any] = []
+    with FakeDevices() as devices:
+        state = {"x": devices.put(numbers())}
+        with monkeypatch.context() as capturing, pytest.raises(StateError):
+            capturing.setattr(FakeLane, "follow", captured)
+            store.commit_async(state, step=0)
+        assert devices.lanes[0].room == 1 << 30
+        store.commit_async(state, step=1).result()
+        with monkeypatch.context() as capturing, pytest.raises(StateError):
+            capturing.setattr(FakeLane, "follow", captured)
+            store.commit_async(state, step=2)
+        monkeypatch.setattr("ckptstore.state.device_staging.fingerprints", told)
+        store.commit_async(state, step=3).result()
+    assert asked == [[0]]
 
 
 def test_what_gc_took_is_copied_again(store):

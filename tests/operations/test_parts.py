@@ -69,6 +69,6 @@ def test_digests_are_learned_for_ranges_of_devices():
         assert second is not None
         second.learn(b"name")
     assert (first.span, second.span) == ((0, 2048), (2048, 4096))
-    assert (first.known(), second.known(), leaf.digests) == (None, b"name", {(2048, 4096): b"name"})
+    assert (first.known(), second.known(), leaf.digests()) == (None, b"name", {(2048, 4096): b"name"})
     on_host = Part(shard, tensor.dtype, lambda: TensorLeaf(tensor))
     assert {unit.content.place() for unit in on_host.units(grid)} == {None}

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ckptstore.state.fingerprints import SEGMENT, WORDS, Copies, fingerprints, kernel, keys, reference, segments
+from ckptstore.state.copies import Copies
+from ckptstore.state.fingerprints import SEGMENT, WORDS, fingerprints, kernel, keys, reference, segments
 
 CPU = torch.device("cpu")
 SIZES = st.sampled_from([0, 1, 7, 8, 9, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 12345]) | st.integers(0, 100)
@@ -161,15 +162,19 @@ def test_where_the_kernel_does_not_work_torch_does_the_same(monkeypatch):
         kernel.cache_clear()
         with pytest.warns(UserWarning, match="something else than torch"):
             assert kernel(torch.device("cpu")) is None
-    broken.launch = reference
+    broken.launch = lambda tensors, keys, copies: (_ for _ in ()).throw(torch.OutOfMemoryError("full"))
     kernel.cache_clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        kernel(torch.device("cpu"))
+    broken.launch = reference
     assert kernel(torch.device("cpu")) is broken.launch
     kernel.cache_clear()
 
 
 INTERPRETED = """
 import torch
-from ckptstore.state.fingerprints import SEGMENT, Copies, keys, reference
+from ckptstore.state.copies import Copies
+from ckptstore.state.fingerprints import SEGMENT, keys, reference
 from ckptstore.state.fingerprint_kernel import launch
 memory = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8)
 for start in (0, 3, 16):

@@ -169,10 +169,11 @@ class RankState:
         if not isinstance(leaf, DeviceLeaf):
             data = leaf.row_major()
             return b"".join(compute(data[slice(*span)]) for span in spans)
-        missing = [span for span in spans if span not in leaf.digests]
+        known = leaf.digests()
+        missing = [span for span in spans if span not in known]
         brought = bring_all((leaf, span) for span in missing)
-        leaf.digests.update((span, compute(data)) for span, data in zip(missing, brought, strict=True))
-        return b"".join(leaf.digests[span] for span in spans)
+        known.update((span, compute(data)) for span, data in zip(missing, brought, strict=True))
+        return b"".join(known[span] for span in spans)
 
     def _shards(self) -> Iterator[Part]:
         for path, whole in self._flat.sharded.items():

@@ -28,11 +28,11 @@ class Place(NamedTuple):
 
     def known(self) -> bytes | None:
         """Their digest, as far as that was learned."""
-        return self.leaf.digests.get(self.span)
+        return self.leaf.digests().get(self.span)
 
     def learn(self, digest: bytes) -> None:
         """Know it from here on."""
-        self.leaf.digests[self.span] = digest
+        self.leaf.digests()[self.span] = digest
 
 
 class Content(Protocol):
