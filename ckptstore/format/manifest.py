@@ -155,7 +155,8 @@ def _is_consistent(entry: Entry, digest_size: int) -> bool:
 
 def is_storable(itemsize: int, shape: Index) -> bool:
     """Whether numpy has arrays of this form, which all of them pass through."""
-    span = itemsize * (prod(shape) or prod(max(extent, 1) for extent in shape))  # strides are made of it, also of none
+    count = prod(shape) or prod(max(extent, 1) for extent in shape)  # strides are made of it, though an extent be 0
+    span = itemsize * count
     return len(shape) <= _MOST_DIMS and span <= _MOST_BYTES
 
 

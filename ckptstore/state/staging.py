@@ -61,6 +61,7 @@ class Staged:
         for leaf in self.flat.leaves.values():
             if isinstance(leaf, DeviceLeaf):
                 leaf.ready.wait()
+                leaf.look.wait()
 
 
 class Stager:

@@ -136,7 +136,7 @@ def chunk_bytes(array: Array, start: Index, stop: Index) -> memoryview:
 
 def is_row_major(tensor: Tensor) -> bool:
     """Whether its memory holds its bytes in row-major order."""
-    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    return tensor.is_contiguous() and not _is_lazy(tensor)
 
 
 def as_row_major(tensor: Tensor) -> Tensor:

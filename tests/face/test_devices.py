@@ -29,6 +29,7 @@ from ckptstore.state.fingerprints import fingerprints
 from ckptstore.state.looks import Learned, Look
 from ckptstore.state.new_arrays import allocate, finish
 from ckptstore.state.shadows import Shadows
+from ckptstore.state.staging import Staged
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.lanes import FakeDevices, FakeLane, FakeMark
 from ckptstore.testing.states import TORCH_DTYPES
@@ -173,6 +174,21 @@ def test_memory_is_not_given_to_others_until_the_device_has_read_it(store, monke
         come.set()
         handle.result()
         assert still
+        assert kept() is None
+
+
+def test_a_commit_that_failed_before_it_began_keeps_no_memory(store, monkeypatch):
+    def fail(_: Staged) -> None:
+        raise StateError("odd")
+
+    monkeypatch.setattr(Staged, "prepare", fail)
+    with FakeDevices() as devices, running_at_once(monkeypatch):
+        part = devices.put(numbers())[9:]
+        kept = weakref.ref(part)
+        handle = store.commit_async({"x": part}, step=0)
+        del part
+        with pytest.raises(StateError, match="odd"):
+            handle.result()
         assert kept() is None
 
 
