@@ -308,6 +308,8 @@ def test_as_much_is_kept_on_the_device_as_there_is_room_for():
         (None, [False, False, True, True]),
         (None, [False, False, True, True]),
         (3 << 20, [False] * 4),
+        (-1, [True] * 4),
+        (5 << 20, [False] * 4),
     ]:
         lane.room = lane.room if room is None else room
         found, _ = shadows.take(sizes)
