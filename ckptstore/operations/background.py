@@ -149,8 +149,9 @@ class Background:
                     self._channels.make(group)
                 return self._start(*ready[0], key)
             finally:
-                if alone and self._flight is None:
-                    self._staged = None
+                if alone and self._flight is None and self._staged is not None:
+                    staged, self._staged = self._staged, None
+                    staged.close()
 
         return self._alone(launch, patient=when_busy == "wait")
 
@@ -260,8 +261,7 @@ class Background:
             error.add_note(f"this is of the commit in the background of step {wish.step} of run {wish.run!r}")
             raise
         finally:
-            staged.just_in_time.close()
-            staged.settle()  # for whoever waits for that, since nothing is kept of the state
+            staged.close()  # also for whoever waits until it is settled
             self._staged = None
             self._own_stager().remember()
 

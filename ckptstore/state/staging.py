@@ -55,6 +55,11 @@ class Staged:
         self.just_in_time.settle_all()
         return replace(self.flat, leaves={path: _settled(leaf) for path, leaf in self.flat.leaves.items()})
 
+    def close(self) -> None:
+        """Nobody commits it any more: nothing is kept of the state."""
+        self.just_in_time.close()
+        self.settle()
+
     def settle(self) -> None:
         """Return once anybody may change the state, from any queue of a device too."""
         self.just_in_time.settle_all()

@@ -8,7 +8,7 @@ import multiprocessing
 import random
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ckptstore
-from ckptstore import BudgetTooSmall, CorruptData, KeepLast, StateError
+from ckptstore import BudgetTooSmall, CommitInFlight, CorruptData, KeepLast, StateError
+from ckptstore.operations.ranks.ranks import Ranks
 from ckptstore.state.copies import Copies
 from ckptstore.state.device_staging import _LaneStager
 from ckptstore.state.fingerprints import fingerprints
@@ -189,6 +190,21 @@ def test_a_commit_that_failed_before_it_began_keeps_no_memory(store, monkeypatch
         del part
         with pytest.raises(StateError, match="odd"):
             handle.result()
+        assert kept() is None
+
+
+def test_a_commit_that_another_rank_refuses_keeps_no_memory(store, monkeypatch):
+    def refuse(_: Ranks, tell: Callable[[], object], __: object) -> None:
+        tell()
+        raise CommitInFlight("another rank has one")
+
+    with FakeDevices() as devices, running_at_once(monkeypatch):
+        part = devices.put(numbers())[9:]
+        kept = weakref.ref(part)
+        with monkeypatch.context() as patched, pytest.raises(CommitInFlight):
+            patched.setattr(Ranks, "agree", refuse)
+            store.commit_async({"x": part}, step=0)
+        del part
         assert kept() is None
 
 
