@@ -12,7 +12,7 @@ from ckptstore.format.manifest import Entry, Manifest
 from ckptstore.operations.paths import chosen
 from ckptstore.operations.renumbering import renumbered
 from ckptstore.state.paths import segment, split
-from ckptstore.state.stateful import is_exact
+from ckptstore.state.stateful import RNGState, is_exact
 from ckptstore.state.tree import Flat
 
 _EXTRA_STATE = object()
@@ -70,11 +70,20 @@ class Ownership:
             return [f"{mine}: the commit has {', '.join(sorted(theirs)) or 'nothing'}"]
         if mine and self._globs and not self._selected and chosen(self.manifest.entries, self._globs):
             return [f"paths={list(self._globs)}: selects nothing of {mine}"]
+        if odd := list(self._without_generators()):
+            return odd
         if self.strict:
             return []
         own, found = set(map(self._root, self.flat.leaves)), {self._root(path): path for path in self._selected}
         idle = (found.keys() & own) - set(map(self._root, self.wanted)) - {""}
         return [f"{root}: has nothing of the commit's, such as {found[root]}" for root in sorted(idle)]
+
+    def _without_generators(self) -> Iterator[str]:
+        containers = self.manifest.containers
+        for path, owner in self._owners.items():
+            if isinstance(owner, RNGState) and path in containers and not owner.is_told(containers[path].keys):
+                keys = ", ".join(map(str, containers[path].keys)) or "nothing"
+                yield f"{path}: an RNGState, for which the commit has {keys}"
 
     def is_free(self, path: str) -> bool:
         """Whether its owner judges it."""

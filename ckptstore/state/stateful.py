@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+_TORCHSNAPSHOT = "rng_state"
 
 
 class StateDict(UserDict[str, Any]):
@@ -42,10 +44,21 @@ class RNGState:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set every generator; CUDA devices that are not here, or were not, are left alone."""
-        random.setstate(state_dict["python"])
-        np.random.set_state(state_dict["numpy"])  # noqa: NPY002 - likewise
-        torch.set_rng_state(state_dict["torch"])
+        """Set every generator that it tells of; CUDA devices that are not here, or were not, are left alone.
+
+        torchsnapshot's `RNGState` tells of torch's generator on the CPU, as `rng_state`.
+        """
+        if "python" in state_dict:
+            random.setstate(state_dict["python"])
+        if "numpy" in state_dict:
+            np.random.set_state(state_dict["numpy"])  # noqa: NPY002 - likewise
+        for key in {"torch", _TORCHSNAPSHOT} & state_dict.keys():
+            torch.set_rng_state(state_dict[key])
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        for device, state in enumerate(state_dict["cuda"][:devices]):
+        for device, state in enumerate(state_dict.get("cuda", [])[:devices]):
             torch.cuda.set_rng_state(state, device)
+
+    @staticmethod
+    def is_told(keys: Iterable[object]) -> bool:
+        """Whether a state with these keys tells of any generator."""
+        return not {"python", "numpy", "torch", "cuda", _TORCHSNAPSHOT}.isdisjoint(keys)

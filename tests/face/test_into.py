@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import sys
 from collections import OrderedDict, defaultdict, deque
 from types import MappingProxyType, ModuleType
@@ -285,6 +286,25 @@ def test_random_state_is_loaded_last(store):
     expected = torch.rand(5)
     store.checkout(0, into={"rng": ckptstore.RNGState(), "other": Drawing(x=2)})
     assert torch.equal(torch.rand(5), expected)
+
+
+@pytest.mark.parametrize("key", ["rng_state", "torch"])
+def test_random_state_that_others_saved(store, key):
+    """torchsnapshot's RNGState tells of one generator, and so may what is handmade."""
+    store.commit({"rng": {key: torch.get_rng_state()}}, step=0)
+    expected, python = torch.rand(5), random.getstate()
+    store.checkout(0, into={"rng": ckptstore.RNGState()})
+    assert torch.equal(torch.rand(5), expected)
+    assert random.getstate() == python
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_random_state_of_which_nothing_is_told(store, strict):
+    store.commit({"w": torch.ones(3), "rng": {"generator": torch.get_rng_state()}}, step=0)
+    state: dict[str, Any] = {"w": torch.zeros(3), "rng": ckptstore.RNGState()}
+    with pytest.raises(ckptstore.StateMismatch, match="rng: an RNGState, for which the commit has generator"):
+        store.checkout(0, into=state, strict=strict)
+    assert not state["w"].any()
 
 
 def test_statefuls_may_lie_anywhere(store):

@@ -223,6 +223,55 @@ def test_nothing_is_made_of_what_is_damaged(store, tmp_path):
     check(store, committed(store, training, [1]))
 
 
+def test_moments_that_are_one_tensor(store):
+    training = Training()
+    moment = torch.zeros(300, 200)
+    state = training.optimizer.state_dict()
+    state["state"][0] |= {"exp_avg": moment, "exp_avg_sq": moment}
+    training.optimizer.load_state_dict(state)
+    for step, (model, moments) in committed(store, training, range(2)).items():
+        found = store.checkout(step)
+        assert_same(dict(found["model"]), model)
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert_same(found["optim"]["state"][0][name], moments[0][name])
+
+
+@pytest.mark.parametrize("betas", [(1.0, 0.999), (0.9, 1.5), (1e200, 0.9), (-0.5, 0.9)])
+def test_betas_that_no_optimizer_takes(store, betas):
+    training = Training()
+    held = committed(store, training, range(1))
+    training.train()
+    held[1] = training.snapshot()
+    for group in training.optimizer.param_groups:
+        group["betas"] = betas
+    store.commit(training.state, step=1)
+    check(store, held)
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor always keeps denormal numbers")
+def test_denormal_moments_that_a_huge_step_makes_count(store):
+    """Some threads take them for zero; what these read must be the same."""
+    training = Training(torch.optim.Adam, eps=1e-15, foreach=False)
+    training.optimizer.param_groups[0]["lr"] = 100.0
+    for parameter, kept in training.optimizer.state.items():
+        with torch.no_grad():
+            parameter.copy_(torch.randn_like(parameter) * 1e-14)
+        kept["exp_avg"].copy_(torch.randn_like(parameter) * 1e-38)
+        kept["exp_avg_sq"].copy_(torch.rand_like(parameter) * 1e-31)
+    held = {}
+    for step in range(2):
+        for parameter in training.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        training.optimizer.step()
+        held[step] = training.snapshot()
+        store.commit(training.state, step=step)
+    torch.set_flush_denormal(True)
+    try:
+        check(store, held)
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_steps_apart_are_not(store):
     training = Training()
     committed(store, training, [0])

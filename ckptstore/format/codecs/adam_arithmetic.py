@@ -2,7 +2,8 @@
 
 The same bits come out on every machine and under every version of numpy: each operation is one of IEEE 754's, rounds
 once, and is no power or logarithm. Some threads take denormal numbers for zero. That reaches no result: second moments
-that small are made zero, and where a result is small, or no number, the prediction is the old word itself.
+that small are made zero, where a result is small, or no number, the prediction is the old word itself, and nothing is
+written with steps so large that a denormal first moment counts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SMALL = 2.0**-50
 """Below this weights are small, and second moments below its square."""
 _FACTORS = (2.0**-50, 2.0**50)
 _BETAS = (2.0**-26, 1 - 2.0**-26)
+_MOST_GROWTH = 2.0**48
+"""What first moments may at most be multiplied with, so that denormal ones reach no weight that is predicted."""
 
 
 class Kind(IntEnum):
@@ -69,6 +72,14 @@ class Prediction:
         """Whether its coefficients keep all that counts away from the denormal numbers."""
         low, high = _FACTORS if self.kind is Kind.WEIGHT else _BETAS
         return all(low <= abs(value) <= high for value in self.coefficients)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether denormal first moments reach no result; otherwise nothing is to be written with it."""
+        if self.kind is Kind.SECOND:
+            return True
+        _, size, _, eps = self.coefficients
+        return abs(size) <= _MOST_GROWTH * eps
 
     @property
     def factors(self) -> list[np.float32]:

@@ -35,10 +35,10 @@ class Step:
         roundings = [Rounding.EACH] if self.number is Number.FLOAT32 else list(Rounding)
         options = self._of_weight() if kind is Kind.WEIGHT else [self.betas]
         made = [Prediction(kind, self.number, rounding, option) for rounding in roundings for option in options]
-        return [prediction for prediction in made if prediction.usable]
+        return [prediction for prediction in made if prediction.usable and prediction.lasting]
 
     def _of_weight(self) -> list[tuple[float, ...]]:
-        if self.count < 1:
+        if self.count < 1 or not all(0 <= beta < 1 for beta in self.betas):
             return []
         first = 1 - self.betas[0] ** self.count
         root = (1 - self.betas[1] ** self.count) ** 0.5
