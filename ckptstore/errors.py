@@ -147,6 +147,7 @@ class StateMismatch(StateError):
             _listing("in the target but not in the commit", self.missing),
             _listing("in the commit but not in the target", self.unexpected),
             _listing("different", self.different),
+            _otherwise(self.different),
             _wrapping(self.missing, self.unexpected),
             _fresh(self.unexpected),
         ]
@@ -270,6 +271,12 @@ def _listing(title: str, paths: Sequence[str], most: int = 20) -> str:
         return ""
     more = f"\n    … and {len(paths) - most} more" if len(paths) > most else ""
     return f"  {title}:\n" + "\n".join(f"    {path}" for path in paths[:most]) + more
+
+
+def _otherwise(different: Sequence[str]) -> str:
+    """What to do where a form is meant to be another one, as that of a new head."""
+    found = any(" in the commit, " in told for told in different)
+    return "  what is meant to differ is left as it is when paths= selects the others" if found else ""
 
 
 def _fresh(unexpected: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ def open_parts(
     _check_settings(chunk_bytes, compression)
     storage = open_storage(url, storage_options=storage_options)
     config = _read_config(storage)
-    if config is None and not create:
+    if config is None and (not create or _has_lost_settings(storage)):
         raise _no_store(storage, "read_only=True" if read_only else "create=False")
     if digest is not None:
         _check_digest(digest, storage, config)
@@ -238,7 +238,20 @@ def _remove_folder(folder: str, process: int) -> None:
 
 def _no_store(storage: Storage, told: str = "create=False") -> NotAStore:
     advice = f"check the place, or make a store with init, in Python by opening it without {told}"
-    return NotAStore(f"{storage.url} holds no {version.KEY}: {_nearby(storage) or advice}")
+    return NotAStore(f"{storage.url} holds no {version.KEY}: {_nearby(storage) or _lost(storage) or advice}")
+
+
+def _has_lost_settings(storage: Storage) -> bool:
+    """Asks once more, since another process may just have made the store."""
+    return bool(_lost(storage)) and _read_config(storage) is None
+
+
+def _lost(storage: Storage) -> str:
+    """What to do where only the settings of a store are missing."""
+    root = storage.root if isinstance(storage, LocalStorage) else None
+    if root is None or not any((root / part).is_dir() for part in ("manifests", "packs")):
+        return ""
+    return f"packs or manifests of a store lie there, so bring back its {version.KEY} from a copy, or from a backup"
 
 
 def _nearby(storage: Storage) -> str:

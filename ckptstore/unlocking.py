@@ -85,7 +85,11 @@ def _checked(text: bytes, place: str) -> bytes:
 
 
 def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> bytes:
-    for info in storage.list(keys.PREFIX):
+    wrapped = list(storage.list(keys.PREFIX))
+    if not wrapped:
+        told = f"{storage.url} has lost what lay below {keys.PREFIX}, which no passphrase replaces"
+        raise WrongKey(f"{told}: bring it back from a copy")
+    for info in wrapped:
         key = keys.unwrap(storage.get(info.key), passphrase, config.id)
         if key is not None:
             return key

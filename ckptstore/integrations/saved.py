@@ -36,6 +36,8 @@ def load_saved(opened: IO[bytes], told: str, *, device: str = "cpu", allow_pickl
         if refused:
             advice = "allow pickles if you trust it (--allow-pickle)"
             why = f"holds a {refused}, whose unpickling can run any code: {advice}"
+        elif allow_pickle and isinstance(error, ImportError | AttributeError):
+            why = f"holds objects whose classes are not found here: {error}: put their modules on PYTHONPATH"
         else:
             why = f"is no whole file of torch.save ({type(error).__name__})"
         raise FormatError(f"{told} {why}") from error

@@ -182,7 +182,7 @@ class CheckpointManager:
             self._upkeep.join()
 
     def close(self) -> None:
-        """`join`, and put the earlier signal handlers back. The store stays open."""
+        """`join`, and put the earlier signal handlers back. The store stays open; saves go on to work, unwatched."""
         try:
             self.join()
         finally:
@@ -200,9 +200,15 @@ class CheckpointManager:
         return self._store.latest()
 
     def best(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
-        """The step with the lowest (or highest) metric; the later one of equals, None if no step has it."""
+        """The step with the lowest (or highest) metric; the later one of equals.
+
+        None if no step has it; with a warning when there are steps, since `restore` takes None for the newest one.
+        """
         commits = self._store.log()[::-1]
-        best = KeepBest(metric, 1, mode).keep(commits)
+        policy = KeepBest(metric, 1, mode)
+        if doubt := policy.doubt(commits):
+            warnings.warn(f"best({metric!r}): {doubt}", stacklevel=2)
+        best = policy.keep(commits)
         return next((commit.step for commit in commits if commit.id in best), None)
 
     def restore(

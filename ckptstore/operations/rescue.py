@@ -13,6 +13,8 @@ from ckptstore.operations.problem import DAMAGE
 
 Found = tuple[bytes, memoryview]
 
+_PUSH_BACK = "repair without it, and push the commits back from there"
+
 
 def from_pack(chunks: ChunkStore, pack: str, wanted: set[bytes]) -> Iterator[Found]:
     """Those of the chunks that are whole in what is left of a pack, found by the magic of their frames."""
@@ -43,10 +45,10 @@ def check_source(chunks: ChunkStore, source: ChunkStore) -> None:
     sealed = chunks.sealer is not None or source.sealer is not None
     if sealed and source.config.id != chunks.config.id:
         told = f"{source.storage.url} is no copy of {chunks.storage.url}, and only a copy has its key"
-        raise InvalidArgument(f"{told}: repair without it, and push the commits back from there")
+        raise InvalidArgument(f"{told}: {_PUSH_BACK}")
     if source.config.digest != chunks.config.digest:
         told = f"{source.storage.url} uses {source.config.digest}, and {chunks.storage.url} {chunks.config.digest}"
-        raise InvalidArgument(f"{told}: only a store of the same digest can help out")
+        raise InvalidArgument(f"{told}, so that it knows chunks by other names: {_PUSH_BACK}")
 
 
 def _base(chunks: ChunkStore, places: Mapping[bytes, ChunkLocation], data: memoryview, digest: bytes) -> memoryview:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
 from argparse import Namespace
 from collections import OrderedDict
 from datetime import UTC, datetime, timedelta
@@ -359,6 +361,17 @@ def test_an_export_can_be_imported(store):
     import_torch(store, "all.pt", step=1)
     assert_same(store.checkout(1), store.checkout(0))
     assert not store.diff(0, 1).changes
+
+
+def test_an_object_whose_class_is_not_here(store, monkeypatch):
+    made = types.ModuleType("elsewhere")
+    made.Thing = type("Thing", (), {"__module__": "elsewhere"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "elsewhere", made)
+    torch.save({"thing": made.Thing()}, "things.pt")
+    monkeypatch.delitem(sys.modules, "elsewhere")
+    with pytest.raises(FormatError, match="No module named 'elsewhere': put their modules on PYTHONPATH"):
+        import_torch(store, "things.pt", step=0, allow_pickle=True)
+    assert store.steps() == []
 
 
 def test_a_file_runs_no_code(store):

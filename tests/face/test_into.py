@@ -799,6 +799,7 @@ def test_all_that_does_not_fit_is_told_at_once(store, committed):
     assert (set(error.missing), set(error.unexpected)) == (missing, unexpected)
     assert {told.partition(":")[0] for told in error.different} == different
     assert all(path in str(error) for path in missing | unexpected | different)
+    assert "is left as it is when paths= selects the others" in str(error)
     assert_same(bits(live), before)
     assert live["counter"].loaded == []
 

@@ -68,7 +68,8 @@ def test_metrics_are_metadata_and_tell_the_best(store, state, mode):
         for step, loss in enumerate([2.5, 1.0, None, 1.0, 3.0]):
             manager.save(step, state(), {} if loss is None else {"loss": loss})
         assert manager.best("loss", mode) == {"min": 3, "max": 4}[mode]
-        assert manager.best("accuracy") is None
+        with pytest.warns(UserWarning, match="no commit has 'accuracy' in its metadata; nearest: loss"):
+            assert manager.best("accuracy") is None
     assert store.find(0).metadata == {"loss": 2.5}
 
 

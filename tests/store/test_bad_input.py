@@ -280,6 +280,23 @@ def test_a_folder_that_is_not_a_store(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["ckptstore.json", "notes.txt"]
 
 
+@pytest.mark.parametrize("create", [True, False])
+def test_a_store_that_lost_its_settings(tmp_path, create):
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({"w": torch.ones(100_000)}, step=1)
+    settings = tmp_path / "store" / "ckptstore.json"
+    kept = settings.read_bytes()
+    settings.unlink()
+    with pytest.raises(NotAStore, match=r"packs or manifests of a store lie there, so bring back its ckptstore\.json"):
+        ckptstore.open(tmp_path / "store", create=create)
+    settings.write_bytes(kept[:100])
+    with pytest.raises(NotAStore, match="restore the file from a copy"):
+        ckptstore.open(tmp_path / "store", create=create)
+    settings.write_bytes(kept)
+    with ckptstore.open(tmp_path / "store") as store:
+        assert store.verify().ok
+
+
 def test_a_place_that_is_missing(tmp_path):
     for create, read_only in ((False, False), (True, True)):
         with pytest.raises(NotAStore, match="check the place, or make a store"):

@@ -113,7 +113,7 @@ def test_the_whole_face_works_when_steps_go(site):
 def test_without_its_wrapped_key_nobody_opens_it(site):
     (key,) = site.glob("keys/*.key")
     key.unlink()
-    with pytest.raises(WrongKey):
+    with pytest.raises(WrongKey, match="has lost what lay below keys/, which no passphrase replaces"):
         ckptstore.open(site)
 
 
