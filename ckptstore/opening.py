@@ -248,10 +248,9 @@ def _has_lost_settings(storage: Storage) -> bool:
 
 def _lost(storage: Storage) -> str:
     """What to do where only the settings of a store are missing."""
-    root = storage.root if isinstance(storage, LocalStorage) else None
-    if root is None or not any((root / part).is_dir() for part in ("manifests", "packs")):
+    if not isinstance(storage, LocalStorage) or not _has_commits(storage):
         return ""
-    return f"packs or manifests of a store lie there, so bring back its {version.KEY} from a copy, or from a backup"
+    return f"commits of a store lie there, so bring back its {version.KEY} from a copy, or from a backup"
 
 
 def _nearby(storage: Storage) -> str:

@@ -39,8 +39,7 @@ class Trained:
         self._roles: dict[str, tuple[Recipe, Kind | None]] = {}
         for recipe in recipes:
             roles = {recipe.first: None, recipe.second: Kind.SECOND, recipe.weight: Kind.WEIGHT}
-            apart = len(roles) == _BASES and not roles.keys() & self._roles.keys()
-            if apart and roles.keys() <= entries.keys() and _alike([entries], recipe):
+            if roles.keys() <= entries.keys() and not roles.keys() & self._roles.keys() and _alike([entries], recipe):
                 self._roles |= {path: (recipe, kind) for path, kind in roles.items()}
         self._steps = cache(lambda recipe: steps_between(lineage.entries, entries, recipe))
 

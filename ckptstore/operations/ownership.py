@@ -79,11 +79,12 @@ class Ownership:
         return [f"{root}: has nothing of the commit's, such as {found[root]}" for root in sorted(idle)]
 
     def _without_generators(self) -> Iterator[str]:
-        containers = self.manifest.containers
-        for path, owner in self._owners.items():
-            if isinstance(owner, RNGState) and path in containers and not owner.is_told(containers[path].keys):
-                keys = ", ".join(map(str, containers[path].keys)) or "nothing"
-                yield f"{path}: an RNGState, for which the commit has {keys}"
+        loading = [path for path, owner in self._owners.items() if isinstance(owner, RNGState) and self.touches(path)]
+        for path in loading:
+            container = self.manifest.containers.get(path)
+            keys = () if container is None else container.keys
+            if not RNGState.is_told(keys):
+                yield f"{path}: an RNGState, for which the commit has {', '.join(map(str, keys)) or 'no such state'}"
 
     def is_free(self, path: str) -> bool:
         """Whether its owner judges it."""

@@ -37,7 +37,8 @@ def find_recipes(flat: Flat) -> list[Recipe]:
     """Of every torch.optim.Adam and AdamW in a state whose tensors are still where these optimizers have them.
 
     Left out are weights without moments as yet, weights that are not in the state, amsgrad, moments in another dtype
-    than the weight, and subclasses of these optimizers, which may compute anything. Nothing is read from a device.
+    than the weight, moments that are one tensor, or the weight's, and subclasses of these optimizers, which may compute
+    anything. Nothing is read from a device.
     """
     optimizers = {path: it for path, it in flat.stateful.items() if type(it) in _EXACTLY}
     if not optimizers:
@@ -58,7 +59,7 @@ def _of_optimizer(optimizer: Any, path: str, places: Mapping[Hashable, str]) -> 
                 continue
             tensors = param, kept["exp_avg"], kept["exp_avg_sq"]
             paths = [places[place] for place in map(same_place, tensors) if place in places]
-            if len(paths) == len(tensors):
+            if len(set(paths)) == len(tensors):
                 weight, first, second = paths
                 yield Recipe(weight, first, second, join(first.rpartition("/")[0], "step"), where)
 

@@ -299,12 +299,17 @@ def test_random_state_that_others_saved(store, key):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_random_state_of_which_nothing_is_told(store, strict):
-    store.commit({"w": torch.ones(3), "rng": {"generator": torch.get_rng_state()}}, step=0)
+@pytest.mark.parametrize(
+    ("other", "told"), [({"generator": torch.zeros(3)}, "generator"), (torch.zeros(3), "no such state"), (5, "no such")]
+)
+def test_random_state_of_which_nothing_is_told(store, strict, other, told):
+    store.commit({"w": torch.ones(3), "rng": other}, step=0)
     state: dict[str, Any] = {"w": torch.zeros(3), "rng": ckptstore.RNGState()}
-    with pytest.raises(ckptstore.StateMismatch, match="rng: an RNGState, for which the commit has generator"):
+    with pytest.raises(ckptstore.StateMismatch, match=f"rng: an RNGState, for which the commit has {told}"):
         store.checkout(0, into=state, strict=strict)
     assert not state["w"].any()
+    store.checkout(0, into=state, strict=strict, paths="w")
+    assert state["w"].all()
 
 
 def test_statefuls_may_lie_anywhere(store):

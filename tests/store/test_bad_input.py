@@ -287,7 +287,7 @@ def test_a_store_that_lost_its_settings(tmp_path, create):
     settings = tmp_path / "store" / "ckptstore.json"
     kept = settings.read_bytes()
     settings.unlink()
-    with pytest.raises(NotAStore, match=r"packs or manifests of a store lie there, so bring back its ckptstore\.json"):
+    with pytest.raises(NotAStore, match=r"commits of a store lie there, so bring back its ckptstore\.json"):
         ckptstore.open(tmp_path / "store", create=create)
     settings.write_bytes(kept[:100])
     with pytest.raises(NotAStore, match="restore the file from a copy"):
