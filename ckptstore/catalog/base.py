@@ -14,6 +14,7 @@ from ckptstore.catalog.records import (
     CatalogStats,
     ChunkLocation,
     CommitRecord,
+    LeftOutDocument,
     NewCommit,
     Objects,
     PackRecord,
@@ -132,7 +133,8 @@ class Catalog(Protocol):
         every own pack pending and ours.
 
         The same (run, step) with the same `content` is success again: the existing record comes back. Own packs that
-        hold what commits have lost become live then; the others are for gc.
+        hold what commits have lost become live then; the others are for gc. So are documents that a rebuild left out
+        of the same step.
 
         Raises:
             SessionFenced: the session is not open any more, or a used pack is gone.
@@ -141,9 +143,14 @@ class Catalog(Protocol):
 
     def enter(self, new: NewCommit) -> None:
         """Make a commit exist whose packs and document are in storage already, all at once: for a rebuild, which can
-        be killed at any time and done again.
+        be killed at any time and done again. What `leave_out` was told stays.
 
         Raises SessionFenced when a used pack is not live, StepExists when the step holds other content.
+        """
+
+    def leave_out(self, found: Sequence[LeftOutDocument]) -> None:
+        """These, and no others, are what a rebuild left out, since chunks were missing. The catalog does not count them
+        as known: when one is whole again it had better be entered.
         """
 
     def rewrite(self, session: str, new: Rewrite) -> None:

@@ -14,6 +14,7 @@ from ckptstore.catalog.records import (
     CatalogStats,
     ChunkLocation,
     CommitRecord,
+    LeftOutDocument,
     NewCommit,
     Objects,
     PackRecord,
@@ -130,6 +131,9 @@ class SqlCatalog:
 
     def enter(self, new: NewCommit) -> None:
         self._database.change(sessions.enter, new)
+
+    def leave_out(self, found: Sequence[LeftOutDocument]) -> None:
+        self._database.change(sessions.leave_out, found)
 
     def rewrite(self, session: str, new: Rewrite) -> None:
         self._database.change(rewriting.rewrite, session, new)

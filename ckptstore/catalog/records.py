@@ -192,6 +192,15 @@ class Objects:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOutDocument:
+    """The document of a commit that a rebuild could not enter, by its storage key, and the commit's address."""
+
+    document: str
+    run: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogStats:
     """Counts over the whole store.
 

@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0003"
+HEAD = "0004"
 """The revision this version of ckptstore reads and writes. Revisions are ordered, zero-padded numbers."""
 
 metadata = MetaData(
@@ -131,6 +131,16 @@ loose_documents = Table(
 
 # Names are never used again, so what lies in storage under one of these may go: a writer or a power cut was late.
 gone_documents = Table("gone_documents", metadata, Column("document", Text, primary_key=True))
+
+# Of commits that a rebuild left out, since chunks were missing; a commit that is made at such a step supersedes them.
+left_out_documents = Table(
+    "left_out_documents",
+    metadata,
+    Column("document", Text, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("step", BigInteger, nullable=False),
+)
+Index("ix_left_out_documents_run_step", left_out_documents.c.run, left_out_documents.c.step)
 
 # Two writers may upload the same chunk at once; each commit relies on the pack it named.
 chunks = Table(

@@ -9,15 +9,16 @@ import json
 import uuid
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, Select, bindparam, delete, exists, func, insert, literal, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, exists, func, insert, literal, null, select, update
 
 from ckptstore.catalog import queries
 from ckptstore.catalog.dialects import Clock
-from ckptstore.catalog.records import ChunkLocation, CommitRecord, NewCommit, NewPack
+from ckptstore.catalog.records import ChunkLocation, CommitRecord, LeftOutDocument, NewCommit, NewPack
 from ckptstore.catalog.schema import (
     chunks,
     commit_packs,
     commits,
+    left_out_documents,
     loose_documents,
     lost_chunks,
     manifests,
@@ -78,6 +79,19 @@ def reserve(db: Connection, session: str, names: Sequence[str], document: str | 
 
 def commit(db: Connection, session: str, new: NewCommit) -> CommitRecord:
     """Make a commit exist and end the session; the same content at the same step is success again."""
+    _supersede(db, new.run, new.step)
+    return _commit(db, session, new)
+
+
+def _supersede(db: Connection, run: str, step: int) -> None:
+    """What a rebuild left out of a step goes, once that is made anew."""
+    here = left_out_documents.c.run == run, left_out_documents.c.step == step
+    older = select(left_out_documents.c.document, null()).where(*here)
+    if db.execute(insert(loose_documents).from_select(["document", "session"], older)).rowcount:
+        db.execute(delete(left_out_documents).where(*here))
+
+
+def _commit(db: Connection, session: str, new: NewCommit) -> CommitRecord:
     run = _run(db, new)
     taken = queries.live_at(db, run, new.step)
     if taken is None:
@@ -94,7 +108,15 @@ def enter(db: Connection, new: NewCommit) -> None:
     """Open a session, reserve and commit, so that nothing stays reserved that nobody could reserve again."""
     session = open_session(db, _ENTERING_SECONDS)
     reserve(db, session, [pack.name for pack in new.packs], new.document)
-    commit(db, session, new)
+    _commit(db, session, new)
+
+
+def leave_out(db: Connection, found: Sequence[LeftOutDocument]) -> None:
+    """These, in place of what an earlier rebuild left out."""
+    db.execute(delete(left_out_documents))
+    if found:
+        rows = [{"document": one.document, "run": one.run, "step": one.step} for one in found]
+        db.execute(insert(left_out_documents), rows)
 
 
 def _insert(db: Connection, session: str, run: int, new: NewCommit) -> None:

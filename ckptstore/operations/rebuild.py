@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
@@ -16,10 +16,10 @@ from typing import TypeVar
 from ckptstore.batching import batched
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.places import Places
-from ckptstore.catalog.records import NewPack, Objects
+from ckptstore.catalog.records import LeftOutDocument, NewPack, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
-from ckptstore.errors import CorruptData, InvalidArgument, MissingData
+from ckptstore.errors import CorruptData, InvalidArgument
 from ckptstore.format import document
 from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent
@@ -56,7 +56,7 @@ class RebuildReport:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """What is kept in memory of a document until its commit is made."""
+    """What is kept in memory of a document until its commit is made; `lacking` says why it cannot be, if so."""
 
     key: str
     id: str
@@ -64,6 +64,7 @@ class _Candidate:
     step: int
     parent: str | None
     created: float
+    lacking: str
 
 
 def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
@@ -81,7 +82,10 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
         for chunk in pack.chunks:
             places.add(0, chunk)
     superseded: list[LeftOut] = []
-    candidates = _newest(_read_documents(chunks, places, left_out), superseded)
+    found = list(_read_documents(chunks, places, left_out))
+    lacking = [one for one in found if one.lacking]
+    left_out += [LeftOut(one.key, one.lacking) for one in lacking]
+    candidates = _newest([one for one in found if not one.lacking], superseded)
     _forget(chunks.catalog, [left.object for left in superseded])
     live, gone = {pack.name for pack in chunks.catalog.packs()}, list[LeftOut]()
     for batch in batched(_parents_first(candidates), BATCH):
@@ -93,6 +97,7 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
             if chunks.catalog.by_id(candidate.id) is None:
                 live |= _enter(chunks, candidate.key, data, held, places, live)
             advance(len(data))
+    chunks.catalog.leave_out([LeftOutDocument(one.key, one.run, one.step) for one in lacking])
     tags = enter_tags(chunks)
     _forget(chunks.catalog, [key for key, _ in tags.superseded])
     stale = [LeftOut(key, reason) for key, reason in (*tags.useless, *tags.superseded)]
@@ -147,11 +152,14 @@ def _check(chunks: ChunkStore, key: str, places: Places) -> _Candidate:
     named = document.is_key_of(key, written.run, written.step, written.id)
     if written.store != chunks.config.id or not named:
         raise CorruptData(f"{key} is of another store or commit than its name says")
-    missing = missing_digests(written, places, chunks.digest.size)
-    if missing:
-        address = f"{written.run}@{written.step}"
-        raise MissingData(f"{address}: {len(missing)} of its chunks are in no pack, {min(missing).hex()} among them")
-    return _Candidate(key, written.id, written.run, written.step, written.parent, written.created)
+    lacking = _lacking(written, missing_digests(written, places, chunks.digest.size))
+    return _Candidate(key, written.id, written.run, written.step, written.parent, written.created, lacking)
+
+
+def _lacking(written: Document, missing: Collection[bytes]) -> str:
+    if not missing:
+        return ""
+    return f"{written.run}@{written.step}: {len(missing)} of its chunks are in no pack, {min(missing).hex()} among them"
 
 
 def _check_address(written: Document, key: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from ckptstore.catalog.base import Catalog
-from ckptstore.catalog.records import CommitRecord, NewPack, Objects, Rewrite
-from ckptstore.errors import SessionFenced, StepNotFound
+from ckptstore.catalog.records import CommitRecord, LeftOutDocument, NewPack, Objects, Rewrite
+from ckptstore.errors import SessionFenced, StepExists, StepNotFound
 from ckptstore.testing.catalog_making import (
     LEASE,
     begin,
@@ -222,3 +222,32 @@ class CatalogUpkeepConformance:
         collect(catalog)
         assert catalog.gone(listed) == Objects([new.document], [pack])
         assert catalog.unknown(listed) == Objects(["alien"], [alien])
+
+    def test_a_commit_supersedes_what_a_rebuild_left_out_of_its_step(self, catalog: Catalog) -> None:
+        left = [LeftOutDocument("older", "main", 1), LeftOutDocument("other", "main", 2)]
+        catalog.leave_out([*left, LeftOutDocument("side", "side", 1)])
+        listed = Objects(["older", "other", "side"])
+        assert catalog.unknown(listed).documents == ["older", "other", "side"]
+        make(catalog, new_commit(1))
+        assert catalog.unknown(listed) == Objects(["other", "side"], [])
+        assert collect(catalog) == (["older"], [])
+        assert catalog.gone(listed) == Objects(["older"], [])
+        catalog.leave_out([])
+        make(catalog, new_commit(2))
+        assert catalog.unknown(listed) == Objects(["other", "side"], [])
+
+    def test_who_is_refused_supersedes_nothing(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
+        make(catalog, new_commit(1))
+        catalog.leave_out([LeftOutDocument("older", "main", 1), LeftOutDocument("other", "main", 2)])
+        with pytest.raises(StepExists):
+            make(catalog, new_commit(1, content="another state"))
+        session = catalog.open_session(-1)
+        reopen().fence_expired()
+        with pytest.raises(SessionFenced):
+            catalog.commit(session, new_commit(2))
+        assert catalog.unknown(Objects(["older", "other"])) == Objects(["older", "other"], [])
+
+    def test_what_is_entered_supersedes_nothing(self, catalog: Catalog) -> None:
+        catalog.leave_out([LeftOutDocument("newer", "main", 1)])
+        catalog.enter(new_commit(1))
+        assert catalog.unknown(Objects(["newer"])) == Objects(["newer"], [])

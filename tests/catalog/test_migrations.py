@@ -132,7 +132,7 @@ def test_a_broken_migration_changes_nothing(url, monkeypatch, tmp_path):
     made = make(catalog, new_commit(0))
     folder = shutil.copytree(migrate.script_location(), tmp_path / "scripts")
     (folder / "versions" / "9998_broken.py").write_text(
-        "from alembic import op\nrevision, down_revision = '9998', '0003'\n"
+        "from alembic import op\nrevision, down_revision = '9998', '0004'\n"
         "def upgrade():\n    op.drop_table('tags')\n    op.execute('DELETE FROM runs')\n"
     )
     monkeypatch.setattr(migrate, "script_location", lambda: folder)

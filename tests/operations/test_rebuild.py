@@ -23,6 +23,7 @@ from ckptstore.catalog.catalog import open_catalog
 from ckptstore.errors import (
     CatalogError,
     CatalogNotFound,
+    GcRefused,
     InvalidArgument,
     NotAStore,
     ObjectNotFound,
@@ -152,6 +153,54 @@ def test_a_damaged_footer_costs_nothing(place, cut):
         assert store.repair().lost == ()
     assert len(assert_whole(place)) == 5
     assert_nothing_leaked(place)
+
+
+def left_out_for_a_pack(place):
+    """main@5, which a rebuild left out: its document, and the pack that is missing."""
+    with ckptstore.open(place) as store:
+        document = place / store.commit(state_of("main", 5), step=5).document
+    only = {one.name for one in _packs(place, "main@5")} - {one.name for one in _packs(place, "main@4")}
+    (pack,) = [path for path in place.rglob("*.pack") if path.stem in only]
+    kept = shutil.move(pack, place.parent / pack.name)
+    lose(place)
+    (left,) = ckptstore.rebuild_catalog(place).left_out
+    assert left.object == document.relative_to(place).as_posix() and "main@5" in left.reason
+    return document, pack, kept
+
+
+def test_a_step_made_anew_takes_the_place_of_what_was_left_out(place):
+    """Its chunks are all there again, so its older document would count as a commit of a newer catalog."""
+    document, _, _ = left_out_for_a_pack(place)
+    with ckptstore.open(place) as store:
+        store.gc()
+        assert document.exists()
+        made = store.commit(state_of("main", 5), step=5)
+        assert store.verify().problems == ()
+        store.gc(grace=0)
+    assert not document.exists()
+    assert_nothing_leaked(place)
+    lose(place)
+    assert ckptstore.rebuild_catalog(place).left_out == ()
+    with ckptstore.open(place) as store:
+        assert store.find(5).id == made.id
+    assert len(assert_whole(place)) == 6
+
+
+def test_what_was_left_out_comes_back_with_its_pack(place):
+    document, pack, kept = left_out_for_a_pack(place)
+    shutil.move(kept, pack)
+    with ckptstore.open(place) as store, pytest.raises(GcRefused, match="is a whole commit that the catalog"):
+        store.gc(sweep=True)
+    lose(place)
+    assert ckptstore.rebuild_catalog(place).left_out == ()
+    with ckptstore.open(place) as store:
+        assert document == place / store.find(5).document
+        store.delete(5)
+        store.commit(state_of("main", 50), step=5)
+        store.delete(5)
+        store.gc(grace=600)
+    assert document.exists()
+    assert_whole(place)
 
 
 def test_a_step_made_anew_is_the_newer_one(place):
