@@ -144,9 +144,9 @@ class StateMismatch(StateError):
     def __init__(self, missing: Sequence[str], unexpected: Sequence[str], different: Sequence[str]) -> None:
         self.missing, self.unexpected, self.different = tuple(missing), tuple(unexpected), tuple(different)
         parts = [
-            _listing("in the target but not in the commit", self.missing),
-            _listing("in the commit but not in the target", self.unexpected),
-            _listing("different", self.different),
+            listing("in the target but not in the commit", self.missing),
+            listing("in the commit but not in the target", self.unexpected),
+            listing("different", self.different),
             _otherwise(self.different),
             _wrapping(self.missing, self.unexpected),
             _fresh(self.unexpected),
@@ -266,7 +266,8 @@ def nearest(name: object, known: Iterable[object]) -> str:
     return "nearest: " + ", ".join(close)
 
 
-def _listing(title: str, paths: Sequence[str], most: int = 20) -> str:
+def listing(title: str, paths: Sequence[str], most: int = 20) -> str:
+    """A title and below it the first paths; nothing at all for none."""
     if not paths:
         return ""
     more = f"\n    … and {len(paths) - most} more" if len(paths) > most else ""
@@ -294,4 +295,4 @@ def _wrapping(missing: Sequence[str], unexpected: Sequence[str]) -> str:
     advice = [f"{name}. in the target: give what it wraps, model.{name}, {named}" for name in sorted(ours - theirs)]
     alike = "give a target that is wrapped alike, and from now on commit"
     advice += [f"{name}. in the commit: {alike} model.{name}, {named}" for name in sorted(theirs - ours)]
-    return _listing("the same but for what wraps a module", advice)
+    return listing("the same but for what wraps a module", advice)

@@ -271,7 +271,8 @@ class Store(Keeping):
                 are put into their dicts and lists.
             paths: globs of logical paths, or containers' paths: only these leaves. `*` stays within a segment,
                 `**` crosses them.
-            strict: with `into`, paths that only one side has are an error; otherwise what both have is loaded.
+            strict: with `into`, paths that only one side has are an error; otherwise what both have is loaded, and
+                the logger `ckptstore` is told the others (INFO).
                 Modules, `StateDict` and plain state are compared so. Optimizers, schedulers and other objects get the
                 commit's state whole, whatever theirs is.
             allow_cast: with `into`, cast into tensors and arrays of other dtypes as `Tensor.copy_` does; otherwise they

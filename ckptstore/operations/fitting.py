@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from msgspec.structs import replace
 
-from ckptstore.errors import StateMismatch
+from ckptstore.errors import StateMismatch, listing
 from ckptstore.format.manifest import Container, Entry, TensorEntry
 from ckptstore.operations.optimizer_states import lacked_state, other_groups
 from ckptstore.operations.ownership import Ownership
@@ -22,6 +23,7 @@ from ckptstore.state.tensors import Array, TensorLeaf, check_fits
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+_LOG = logging.getLogger("ckptstore")
 _PLAIN = "a plain value in the target"
 
 
@@ -49,6 +51,9 @@ class Fitting:
         different += [*self._other_ties(), *self._overlaps(), *other_groups(self._owned, values)]
         if different or (self._strict and (missing or unexpected)):
             raise StateMismatch(missing, unexpected, different)
+        if missing or unexpected:
+            kept, left = listing("kept as they were", missing), listing("of the commit, not loaded", unexpected)
+            _LOG.info("only what both sides have is loaded\n%s", "\n".join(part for part in (kept, left) if part))
 
     @cached_property
     def targets(self) -> dict[str, Array]:

@@ -862,7 +862,7 @@ def test_other_names_are_not_taken_for_what_wraps_a_module(store):
 
 @pytest.mark.parametrize("name", ["plain", "model", "state"])
 @pytest.mark.parametrize("kind", ["missing", "unexpected"])
-def test_one_path_is_enough_to_be_refused(store, name, kind):
+def test_one_path_is_enough_to_be_refused(store, name, kind, caplog):
     def made(seed: int, *, more: bool) -> dict[str, Any]:
         tensors = {"a": noise(2000, seed=seed)} | ({"b": noise(2000, seed=seed)} if more else {})
         modules = {"plain": lambda: tensors, "model": lambda: nn.ParameterDict(tensors)}
@@ -875,8 +875,11 @@ def test_one_path_is_enough_to_be_refused(store, name, kind):
         store.checkout(0, into=live)
     assert getattr(caught.value, kind) == ("x/b",)
     assert_same(bits(live), before)
-    store.checkout(0, into=live, strict=False)
+    with caplog.at_level("INFO", "ckptstore"):
+        store.checkout(0, into=live, strict=False)
     assert_same(bits(live)["x"]["a"], noise(2000))
+    title = {"missing": "kept as they were", "unexpected": "of the commit, not loaded"}[kind]
+    assert caplog.messages == [f"only what both sides have is loaded\n  {title}:\n    x/b"]
 
 
 def test_what_is_different_is_refused_without_strict_too(store, committed):
