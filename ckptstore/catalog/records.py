@@ -13,6 +13,9 @@ from ckptstore.format.manifest import split_digests
 LATEST = "latest"
 """What names a run's newest commit."""
 
+DELETED = " (deleted)"
+"""What follows a deleted commit's address where it is told of."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
@@ -52,6 +55,11 @@ class CommitRecord:
     def address(self) -> str:
         """`run@step`."""
         return f"{self.run}@{self.step}"
+
+    @property
+    def told(self) -> str:
+        """The address, and after it ` (deleted)` if that is so: a live commit may be at the same one."""
+        return self.address if self.deleted is None else f"{self.address}{DELETED}"
 
 
 @dataclass(frozen=True, slots=True)

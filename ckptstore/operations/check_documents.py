@@ -20,7 +20,7 @@ from ckptstore.operations.problem import DAMAGE, Problem
 
 def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
     """The catalog's own: adds the digests of the commit's chunks to `wanted`."""
-    here = commit.address
+    here = commit.told
     try:
         written = chunks.decode_document(chunks.catalog.manifest(commit.id), commit.document)
         check_consistent(written.manifest, chunks.digest.size, f"the manifest of {here}")
@@ -36,7 +36,7 @@ def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -
 
 def check_length(chunks: ChunkStore, commit: CommitRecord, size: int | None) -> Iterator[Problem]:
     """Of the one in storage, which has `size` bytes, or is missing."""
-    here = commit.address
+    here = commit.told
     if size is None:
         yield Problem(commit.document, "is missing", affected=(here,))
         return
@@ -48,7 +48,7 @@ def check_length(chunks: ChunkStore, commit: CommitRecord, size: int | None) -> 
 
 def check_stored(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
     """The one in storage, beside the catalog's: where it is another, adds the digests of its chunks to `wanted`."""
-    here = commit.address
+    here = commit.told
     try:
         stored = chunks.storage.get(commit.document)
         if stored != chunks.catalog.manifest(commit.id):

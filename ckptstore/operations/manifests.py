@@ -74,7 +74,7 @@ def users_of(chunks: ChunkStore, digests: set[bytes], whole: Collection[bytes] =
         below = _below(chunks, written, whole) if digests.intersection(split_digests(written.bases, size)) else {}
         for path, entry in written.manifest.entries.items():
             for digest in digests & _with_all_below(chunk_digests(entry, size), below):
-                users[digest].append(f"{commit.address} {path}")
+                users[digest].append(f"{commit.told} {path}")
     return {digest: tuple(paths) for digest, paths in users.items()}
 
 

@@ -13,7 +13,7 @@ from ckptstore.format import document
 
 def unreadable(chunks: ChunkStore) -> list[str]:
     """Commits, live and deleted, whose manifest the catalog does not have whole."""
-    return [commit.address for commit in chunks.catalog.commits(deleted=True) if _known(chunks, commit) is None]
+    return [commit.told for commit in chunks.catalog.commits(deleted=True) if _known(chunks, commit) is None]
 
 
 class Copies(NamedTuple):

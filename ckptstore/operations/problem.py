@@ -18,7 +18,7 @@ class Problem:
         object: the storage key, or "catalog".
         detail: what is wrong.
         digest: the chunk that is lost, when one is.
-        affected: the leaves hit, as "run@step path".
+        affected: the leaves hit, as "run@step path", or "run@step (deleted) path" where the step can still be restored.
     """
 
     object: str

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckptstore.catalog.records import ChunkLocation, CommitRecord, NewPack, Rewrite, TagRecord
+from ckptstore.catalog.records import DELETED, ChunkLocation, CommitRecord, NewPack, Rewrite, TagRecord
 from ckptstore.chunkstore import ChunkStore, Piece
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.format import version
@@ -41,7 +41,8 @@ class RepairReport:
         chunks: chunks that were saved from them or found elsewhere.
         documents: manifest documents that were mended, in storage or in the catalog.
         tags: those whose document was stored anew.
-        lost: leaves that are still damaged, as "run@step path", or "run@step" for a whole commit.
+        lost: leaves that are still damaged, as "run@step path", or "run@step" for a whole commit; a step that is
+            deleted, and can still be restored, is told as "run@step (deleted)".
     """
 
     packs: int
@@ -59,9 +60,9 @@ class RepairPlan:
         packs: names of the damaged packs that would be retired.
         saved: chunks that can be saved: they are whole in a damaged pack, or lie elsewhere, or rest on what is damaged
             and can be read all the same.
-        documents: steps whose manifest document would be mended, as "run@step".
+        documents: steps whose manifest document would be mended, as "run@step" or "run@step (deleted)".
         tags: those whose document would be stored anew, as "run@tag".
-        lost: leaves that would stay damaged, as "run@step path", or "run@step" for a whole commit. At most these: what
+        lost: leaves that would stay damaged, told as `RepairReport` tells them. At most these: what
             can be read only once bad copies are gone, or others have come back, is not tried before.
     """
 
@@ -87,7 +88,7 @@ class RepairPlan:
         known = chunks.catalog.packs()
         sizes = {pack.name: pack.size for pack in known if pack.name in bad or pack.state == "damaged"}
         advance = meter(progress, "repair", sum(sizes.values()))
-        documents = sum(mend(chunks, commit, self.source) for commit in _commits(chunks, set(self.documents)))
+        documents = sum(mend(chunks, commit, self.source) for commit in _commits(chunks, self.documents))
         named = [record for record in chunks.catalog.tags() if _tag_address(record) in self.tags]
         tags = sum(store_again(chunks, record) for record in damaged_tags(chunks, named))
         for pack in self.packs:
@@ -115,7 +116,7 @@ def plan_repair(
     resting = set().union(*_resting(chunks, needs, saved, set(packs)).values())
     saved |= {found for found, _ in _rescued(chunks, packs, source, resting)}
     suspects = _commits(chunks, {leaf for problem in problems if not problem.digest for leaf in problem.affected})
-    copies = [(commit.address, copies_of(chunks, commit, source)) for commit in suspects]
+    copies = [(commit.told, copies_of(chunks, commit, source)) for commit in suspects]
     return RepairPlan(
         chunks=chunks,
         source=source,
@@ -134,7 +135,9 @@ def _tag_address(record: TagRecord) -> str:
     return f"{record.run}@{record.name}"
 
 
-def _commits(chunks: ChunkStore, addresses: set[str]) -> list[CommitRecord]:
+def _commits(chunks: ChunkStore, told: Collection[str]) -> list[CommitRecord]:
+    """Live and deleted ones, whichever they were when they were told of."""
+    addresses = {commit.removesuffix(DELETED) for commit in told}
     return [commit for commit in chunks.catalog.commits(deleted=True) if commit.address in addresses]
 
 

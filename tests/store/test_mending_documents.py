@@ -12,6 +12,7 @@ import torch
 
 import ckptstore
 from ckptstore.errors import SessionFenced
+from ckptstore.format.packs import pack_key
 from ckptstore.operations.repair import plan_repair
 from ckptstore.testing.audit import assert_nothing_leaked, expire_sessions, site_of
 from ckptstore.testing.faults import Meanwhile
@@ -57,12 +58,35 @@ def test_of_two_commits_of_a_step_one_may_be_lost_and_the_other_mended(place, lo
         for commit in commits.values():
             (place / commit.document).write_bytes(b"nonsense")
         store._parts.catalog.replace_manifest(commits[lost].id, b"nonsense")
+        told = {"deleted": "main@0 (deleted)", "live": "main@0"}
+        assert {problem.affected for problem in store.verify().problems} == {(name,) for name in told.values()}
         plan = store.plan_repair()
-        assert (plan.documents, plan.lost) == (("main@0",), ("main@0",))
-        assert (report := plan.execute()).documents == 1
-        assert report.lost == ("main@0",)
         (mended,) = {"deleted", "live"} - {lost}
+        assert (plan.documents, plan.lost) == ((told[mended],), (told[lost],))
+        assert (report := plan.execute()).documents == 1
+        assert report.lost == (told[lost],)
         assert not any(commits[mended].document == problem.object for problem in store.verify().problems)
+
+
+@pytest.mark.parametrize("verb", ["delete", "restore"])
+def test_what_is_deleted_or_restored_after_the_plan_is_mended(place, verb):
+    with ckptstore.open(place) as store:
+        (place / store.find(0).document).write_bytes(b"nonsense")
+        if verb == "restore":
+            store.delete(0)
+        plan = store.plan_repair()
+        getattr(store, verb)(0)
+        assert plan.execute().documents == 1
+        assert store.verify().ok
+
+
+def test_leaves_of_a_deleted_step_are_told_as_such(place):
+    with ckptstore.open(place) as store:
+        (pack,) = store._parts.catalog.packs(store.find(0).id)
+        store.delete(0)
+        site_of(place).storage.delete(pack_key(pack.name))
+        assert {leaf for problem in store.verify().problems for leaf in problem.affected} == {"main@0 (deleted) w"}
+        assert store.repair().lost == ("main@0 (deleted) w",)
 
 
 def test_two_repairs_at_once(place):
