@@ -40,7 +40,7 @@ from ckptstore.storage.base import Storage
 from ckptstore.storage.filesystem import network_file_system
 from ckptstore.storage.local import LocalStorage
 from ckptstore.storage.wrappers import ReadOnly
-from ckptstore.unlocking import KeyFile, create_key, read_passphrase, unlock
+from ckptstore.unlocking import KeyFile, create_key, new_passphrase, unlock
 
 CATALOG_FILE = "catalog.sqlite"
 _DIGEST = "xxh3_128"
@@ -82,7 +82,7 @@ def open_parts(
         raise InvalidArgument(f"{storage.url} is no store yet: give encrypt=True beside key_file=, or leave both out")
     if config is None:  # no folder is made before all that can be wrong was looked at
         if encrypt:
-            read_passphrase(key_file, storage.url)
+            new_passphrase(key_file)
         _check_free(database, storage)
         storage = open_storage(url, storage_options=storage_options, create=True)
     config = config or _init(storage, digest or _DIGEST, chunk_bytes, encrypt=encrypt, key_file=key_file)

@@ -34,13 +34,13 @@ def unlock(storage: Storage, config: StoreConfig, key_file: KeyFile, *, encrypt:
             advice = "leave out encrypt= and key_file=, or make a store in another place"
             raise InvalidArgument(f"{storage.url} is not encrypted, and stays so: {advice}")
         return None
-    return Sealer(_data_key(storage, config, read_passphrase(key_file, storage.url)), config.id)
+    return Sealer(_data_key(storage, config, _passphrase_of(storage, key_file)), config.id)
 
 
 def create_key(storage: Storage, store: str, key_file: KeyFile) -> str:
     """Make a data key for a new store and store it wrapped; the storage key of that."""
     require_cryptography()
-    return _put(storage, store, os.urandom(KEY_BYTES), read_passphrase(key_file, storage.url))
+    return _put(storage, store, os.urandom(KEY_BYTES), new_passphrase(key_file))
 
 
 def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, new_key_file: KeyFile) -> None:
@@ -50,19 +50,28 @@ def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, 
             f"{storage.url} is not encrypted, so that it has no key to change: push it to one that is"
         )
     old = [info.key for info in storage.list(keys.PREFIX)]
-    data_key = _data_key(storage, config, read_passphrase(key_file, storage.url))
+    data_key = _data_key(storage, config, _passphrase_of(storage, key_file))
     _put(storage, config.id, data_key, _read(new_key_file))
     for key in old:
         storage.delete(key)
 
 
-def read_passphrase(key_file: KeyFile, place: str) -> bytes:
-    """The passphrase in a file, or else in the file or the text that the environment names."""
+def new_passphrase(key_file: KeyFile) -> bytes:
+    """The one for a new store. Raises WrongKey when none was given."""
+    return _read_passphrase(key_file, "a store is encrypted with a passphrase")
+
+
+def _passphrase_of(storage: Storage, key_file: KeyFile) -> bytes:
+    return _read_passphrase(key_file, f"{storage.url} is encrypted")
+
+
+def _read_passphrase(key_file: KeyFile, why: str) -> bytes:
+    """What a file holds, or else the file or the text that the environment names."""
     if key_file is None and KEY in os.environ and KEY_FILE not in os.environ:
         return _checked(os.fsencode(os.environ[KEY]), KEY)
     chosen = key_file if key_file is not None else os.environ.get(KEY_FILE)
     if chosen is None:
-        raise WrongKey(f"{place} is encrypted: give key_file= (--key-file), or set {KEY_FILE} or {KEY}")
+        raise WrongKey(f"{why}: give key_file= (--key-file), or set {KEY_FILE} or {KEY}")
     return _read(chosen)
 
 

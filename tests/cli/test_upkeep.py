@@ -232,7 +232,9 @@ def test_an_encrypted_store(tmp_path, run, asked, told, monkeypatch):
     old, new, place = tmp_path / "old", tmp_path / "new", tmp_path / "store"
     old.write_text("old")
     new.write_text("new")
-    assert "is encrypted: give key_file" in run("init", place, "--encrypt", code=1).stderr
+    told_at_init = run("init", place, "--encrypt", code=1).stderr
+    assert told_at_init.startswith("error: a store is encrypted with a passphrase: give key_file")
+    assert not place.exists()
     asked("init", place, "--encrypt", "--key-file", old)
     assert "already" in run("init", place, "--key-file", old, code=1).stderr
     assert "is encrypted: give key_file" in run("stats", place, code=1).stderr
