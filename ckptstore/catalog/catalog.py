@@ -147,13 +147,13 @@ class SqlCatalog:
         self._database.change(names.enter_tags, told)
 
     def untag(self, run: str, name: str) -> str:
-        return self._database.change(names.untag, run, name)
+        return self._database.free(names.untag, run, name)
 
     def tags(self, run: str | None = None) -> list[TagRecord]:
         return self._database.ask(queries.all_tags, run)
 
     def delete(self, gone: Sequence[CommitRecord]) -> None:
-        self._database.change(names.delete_commits, gone)
+        self._database.free(names.delete_commits, gone)
 
     def restore(self, run: str, step: int) -> CommitRecord:
         return self._database.change(names.restore, run, step)
@@ -165,16 +165,17 @@ class SqlCatalog:
         self._database.change(upkeep.replace_manifest, commit, data)
 
     def fence_expired(self) -> int:
-        return self._database.change(sessions.fence_expired)
+        return self._database.free(sessions.fence_expired)
 
     def garbage(self, grace: float) -> Objects:
         return self._database.ask(collection.garbage, grace)
 
     def condemn(self, grace: float) -> Objects:
-        return self._database.change(collection.condemn, grace)
+        return self._database.free(collection.condemn, grace)
 
     def settle(self, done: Objects) -> None:
-        self._database.change(collection.settle, done)
+        self._database.free(collection.settle, done)
+        self._database.keep_reserve()
 
 
 def open_catalog(
@@ -210,6 +211,7 @@ def open_catalog(
             version = _make(database, before_making)
         check_version(version, database.url)
         on_error.pop_all()
+    database.keep_reserve()
     return SqlCatalog(database)
 
 

@@ -194,6 +194,13 @@ def ignore_foreign_keys(connection: Connection) -> None:
         connection.connection.cursor().execute("PRAGMA foreign_keys = OFF")
 
 
+def empty_log(connection: Connection) -> None:
+    """Outside of a transaction: bring what SQLite's log holds to the file, as far as nobody reads it, so that the next
+    transaction may write over it.
+    """
+    connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
 def broken_references(connection: Connection, about: str = "") -> list[str]:
     """Rows whose foreign key points at nothing, which only SQLite can have."""
     if connection.dialect.name != "sqlite":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -14,8 +14,17 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, StatementError
 
 from ckptstore.catalog import dialects
 from ckptstore.catalog.forking import close_before_fork, unforked
+from ckptstore.catalog.reserve import Reserve
 from ckptstore.errands import uninterrupted
-from ckptstore.errors import CatalogError, CatalogUnavailable, InvalidArgument, StorageReadOnly, TooManyConnections
+from ckptstore.errors import (
+    CatalogError,
+    CatalogUnavailable,
+    CkptStoreError,
+    InvalidArgument,
+    StorageFull,
+    StorageReadOnly,
+    TooManyConnections,
+)
 from ckptstore.patience import patiently
 
 P = ParamSpec("P")
@@ -29,6 +38,7 @@ class Database:
         self.parsed, self._refusal = _parse(url), refusal
         self._engines: dict[int, Engine] = {}
         self._reached = False
+        self._reserve = Reserve(str(self.parsed.database)) if self._is_file() and not refusal else None
         if self._is_file():
             close_before_fork(self)
 
@@ -60,11 +70,36 @@ class Database:
 
         In the midst of it, that would leave locks of the pool taken, or the transaction open.
         """
-        return uninterrupted(partial(_within, self.read, work, *given, **named))
+        return uninterrupted(partial(self._giving_way, partial(_within, self.read, work, *given, **named)))
 
     def change(self, work: Callable[Concatenate[Connection, P], T], *given: P.args, **named: P.kwargs) -> T:
         """`ask` for a `write`, which is done whole also when the waiting for it is interrupted."""
         return uninterrupted(partial(_within, self.write, work, *given, **named))
+
+    def free(self, work: Callable[Concatenate[Connection, P], T], *given: P.args, **named: P.kwargs) -> T:
+        """`change` for what frees room in the end, so that a full disk does not keep it from that."""
+        return uninterrupted(partial(self._giving_way, partial(_within, self.write, work, *given, **named)))
+
+    def _giving_way(self, act: Callable[[], T]) -> T:
+        """On a full disk, try with the log from its beginning again, and then with ever more of the reserve."""
+        try:
+            return act()
+        except StorageFull:
+            if self._reserve is None:
+                raise
+            with suppress(CkptStoreError), self._errors(), self._connect() as connection:
+                dialects.empty_log(connection)
+        while True:
+            try:
+                return act()
+            except StorageFull:
+                if not self._reserve.give_way():
+                    raise
+
+    def keep_reserve(self) -> None:
+        """Keep some room of the disk for `free`, and for opening, if there is enough of it."""
+        if self._reserve is not None:
+            self._reserve.fill()
 
     @contextmanager
     def rebuild(self) -> Iterator[Connection]:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 import torch
@@ -30,6 +30,8 @@ KEPT = {("main", 2), ("main", 3)}
 PAGE = 4096
 LEAST, STRIDE = 10, 12  # pages
 ROOM = 64 << 20
+RESERVE = "catalog.sqlite-reserve"
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class Disk:
@@ -219,16 +221,94 @@ def test_a_disk_without_a_byte_left_can_be_read(small_disk):
     assert assert_whole(place) == done
 
 
-def test_a_store_on_a_full_disk_opens_for_reading(small_disk):
+@pytest.mark.parametrize("reserve", [True, False])
+def test_a_store_on_a_full_disk_opens_for_reading(small_disk, reserve):
     place = small_disk / "store"
     with site_of(place).open() as store:
         store.commit(state_of("main", 1), step=1)
+    if not reserve:
+        (place / RESERVE).unlink()
     fill(small_disk)
-    with pytest.raises(StorageFull, match="make room"):
-        ckptstore.open(place)
+    with nullcontext() if reserve else pytest.raises(StorageFull, match="make room"):
+        ckptstore.open(place).close()
     with ckptstore.open(place, read_only=True) as store:
         assert_exact(store, "main", 1)
         assert store.verify().ok
+
+
+def test_a_disk_that_others_filled_is_freed(small_disk):
+    place = small_disk / "store"
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
+        store.commit({"large": torch.rand(100_000)}, step=0)
+        for step in range(1, 5):
+            store.commit(state_of("main", step), step=step)
+        kept = (place / RESERVE).stat().st_size
+    fill(small_disk)
+    with site_of(place).open() as store:
+        with pytest.raises(StorageFull, match="make room"):
+            store.commit(state_of("main", 5), step=5)
+        store.delete(1)
+        report = store.gc(keep=ckptstore.KeepLast(1), grace=0)
+        assert report.deleted == (0, 2, 3) and report.freed_bytes > 300_000
+        store.commit(state_of("main", 5), step=5)
+    for foreign in set(small_disk.iterdir()) - {place}:
+        foreign.unlink()
+    with site_of(place).open():
+        assert (place / RESERVE).stat().st_size >= kept
+    assert assert_whole(place) == {("main", 4), ("main", 5)}
+    assert_nothing_leaked(place)
+
+
+def test_the_command_frees_a_disk_that_others_filled(small_disk):
+    place = small_disk / "store"
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
+        for step in range(1, 5):
+            store.commit(state_of("main", step), step=step)
+    fill(small_disk)
+    assert free(small_disk) == 0
+    command = [sys.executable, "-m", "ckptstore", "gc", place, "--keep-last", "1", "--grace", "0", "--yes"]
+    told = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
+    assert "deleted 3 commits, freed" in told
+    assert free(small_disk) > 0
+    assert assert_whole(place) == {("main", 4)}
+
+
+def test_a_full_disk_lets_many_steps_be_deleted_one_by_one(disks):
+    """Which takes more of SQLite's log than there is room for, unless it is begun again."""
+    disk = disks(16 << 20).place
+    with site_of(disk / "store").open() as store:
+        for step in range(60):
+            store.commit({"step": step}, step=step)
+    fill(disk)
+    with site_of(disk / "store").open() as store:
+        for step in range(59):
+            store.delete(step)
+        assert store.gc(grace=0).purged == 59
+        (foreign,) = set(disk.iterdir()) - {disk / "store"}
+        foreign.unlink()
+        left = (disk / "store" / RESERVE).stat().st_size
+        store.delete(59)
+        store.gc(grace=0)
+        assert (disk / "store" / RESERVE).stat().st_size > left
+
+
+def test_what_a_commit_asks_for_is_not_taken_from_the_reserve(small_disk):
+    place = small_disk / "store"
+    with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
+        store.commit(state_of("main", 1), step=1)
+        fill(small_disk)
+        kept = (place / RESERVE).stat().st_size
+        for _ in range(20):
+            with pytest.raises(StorageFull):
+                store.commit(state_of("main", 2), step=2)
+        assert (place / RESERVE).stat().st_size == kept
+
+
+def test_a_small_disk_is_left_to_others(disks):
+    disk = disks(64 * PAGE)
+    with suppress(StorageFull):
+        site_of(disk.place / "store").open().close()
+    assert not (disk.place / "store" / RESERVE).exists()
 
 
 def free(place):
@@ -247,9 +327,8 @@ try:
 except ckptstore.StorageFull as error:
     print(error)
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     told = subprocess.run(
-        [sys.executable, "-c", script, place], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, place], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
     assert f"cannot write {place}/packs/" in told.stdout
     assert assert_whole(place) == KEPT
