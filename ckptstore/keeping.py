@@ -121,6 +121,7 @@ class Keeping(Browsing):
         Raises:
             InvalidArgument: a level, subset or age that cannot be.
             StorageError: something cannot be read now; that is no damage, and `older_than` goes on where this ended.
+            NotAStore: the store was moved away while it was open.
         """
         return verify.verify(self._parts, Scope(level, subset, older_than), progress)
 
@@ -134,6 +135,7 @@ class Keeping(Browsing):
         Raises:
             InvalidArgument: the other store has another digest, or one is encrypted, and it is no copy of this one.
             StorageError: a pack cannot be read now; that is no damage.
+            NotAStore: the store was moved away while it was open.
         """
         other = None if source is None else source._parts  # noqa: SLF001 - of the same kind
         return repair.plan_repair(self._parts, other, progress)

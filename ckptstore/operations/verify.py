@@ -18,7 +18,16 @@ from typing import Literal, get_args
 from ckptstore.catalog.records import CommitRecord, PackRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance
-from ckptstore.errors import CatalogBusy, CatalogError, InvalidArgument, StorageFull, StorageReadOnly
+from ckptstore.errors import (
+    CatalogBusy,
+    CatalogError,
+    InvalidArgument,
+    NotAStore,
+    ObjectNotFound,
+    StorageFull,
+    StorageReadOnly,
+)
+from ckptstore.format import version
 from ckptstore.format.document import is_document_key
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.check_documents import check_length, check_record, check_stored
@@ -96,8 +105,11 @@ class Scope:
 def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None = None) -> VerifyReport:
     """Damage is reported, never raised; what gc takes meanwhile is no damage, and nor is what cannot be read now.
 
-    Raises StorageError for that, and CatalogError for a catalog that is damaged in no way it can tell.
+    Raises StorageError for that, NotAStore where the store does not lie any more, and CatalogError for a catalog that
+    is damaged in no way it can tell.
     """
+    if scope.includes("sizes"):
+        _check_place(chunks)
     found = [Problem("catalog", detail) for detail in chunks.catalog.check()]
     try:
         return _verify(chunks, scope, progress, found)
@@ -105,6 +117,16 @@ def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None =
         if not found:
             raise
         return VerifyReport(0, 0, 0, tuple(found))  # there is no telling what else
+
+
+def _check_place(chunks: ChunkStore) -> None:
+    """What another folder or bucket lacks is not lost."""
+    storage = chunks.storage
+    with suppress(ObjectNotFound):
+        if version.decode(storage.get(version.KEY), storage.url).id == chunks.config.id:
+            return
+    told = f"{storage.url} does not hold the store any more that was opened, so that nothing was verified"
+    raise NotAStore(f"{told}: open it where it was moved to, or bring it back, {version.KEY} too")
 
 
 def _verify(

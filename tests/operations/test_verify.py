@@ -13,7 +13,7 @@ import torch
 import ckptstore
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import InvalidArgument, StorageError, StorageUnavailable
+from ckptstore.errors import InvalidArgument, NotAStore, StorageError, StorageUnavailable
 from ckptstore.opening import open_parts
 from ckptstore.operations.verify import Level
 from ckptstore.storage.local import LocalStorage
@@ -123,7 +123,8 @@ def test_what_each_level_reads(place):
             assert store.verify(level).ok
         read[level] = recording.read
         assert (level == "catalog") == (not recording.operations)
-    assert read["catalog"] == read["sizes"] == 0
+    assert read["catalog"] == 0
+    assert read["sizes"] == (place / "ckptstore.json").stat().st_size
     assert 0 < read["footers"] < whole <= read["data"]
 
 
@@ -252,3 +253,23 @@ def test_what_cannot_be(place):
         for options in wrong:
             with pytest.raises(InvalidArgument, match=next(iter(options))):
                 store.verify(**options)
+
+
+@pytest.mark.parametrize("there", ["nothing", "an empty folder", "another store"])
+def test_a_store_that_was_moved_away_is_not_taken_for_damaged(place, tmp_path, postgres, there):
+    """Its catalog is elsewhere, and would be told that all is lost."""
+    shutil.copytree(place, tmp_path / "apart")
+    (tmp_path / "apart" / "catalog.sqlite").unlink()
+    ckptstore.rebuild_catalog(tmp_path / "apart", catalog=postgres)
+    with ckptstore.open(tmp_path / "apart", catalog=postgres) as store:
+        (tmp_path / "apart").rename(tmp_path / "moved")
+        if there == "an empty folder":
+            (tmp_path / "apart").mkdir()
+        if there == "another store":
+            ckptstore.open(tmp_path / "apart").close()
+        for act in (store.verify, store.plan_repair, store.repair):
+            with pytest.raises(NotAStore, match="apart does not hold the store any more that was opened"):
+                act()
+        assert store.verify(level="catalog").ok
+    with ckptstore.open(tmp_path / "moved", catalog=postgres) as store:
+        assert store.verify().ok
