@@ -51,9 +51,11 @@ def export_torch(
     with new_file(Path(file), overwrite=overwrite) as temporary:
         state = state_at(store, store.manifest(step), name, paths, progress, allow_pickle=allow_pickle)
         try:
-            torch.save(state, temporary)
-        except RuntimeError as error:
-            raise StorageError(f"cannot write {file}: {error}") from error
+            with temporary.open("wb") as opened:
+                torch.save(state, opened)
+        except RuntimeError as error:  # torch tells what the file's own error led to
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise StorageError(f"cannot write {file}: {cause}") from error
 
 
 def import_torch(

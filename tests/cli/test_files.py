@@ -305,7 +305,7 @@ def test_a_write_that_fails_inside_the_library(store, export):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        with pytest.raises((StorageError, OSError)):
+        with pytest.raises((StorageError, OSError), match=r"out\.bin.*File too large"):
             export(store, 0, "out.bin")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
