@@ -27,6 +27,12 @@ _PLAN = (Column("STEP", right=True), Column("PLAN"), Column("WHY", fold=True), C
 @click.option("--keep-last", type=int, metavar="N", help="Keep the N highest steps.")
 @click.option("--keep-every", type=int, metavar="N", help="Keep the steps that N divides.")
 @click.option(
+    "--keep-every-seconds",
+    type=float,
+    metavar="SECONDS",
+    help="Keep the first commit, and each that was made so long after the last one kept.",
+)
+@click.option(
     "--keep-best",
     multiple=True,
     metavar=_BEST,
@@ -46,6 +52,7 @@ def gc(
     *,
     keep_last: int | None,
     keep_every: int | None,
+    keep_every_seconds: float | None,
     keep_best: tuple[str, ...],
     grace: float | None,
     sweep: bool,
@@ -61,7 +68,7 @@ def gc(
     """
     from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST, check_share
 
-    policy = _policy(keep_last, keep_every, keep_best)
+    policy = _policy(keep_last, keep_every, keep_every_seconds, keep_best)
     with place.open(any_run=policy is None) as store, progress_bar() as progress:
         commits = store.log() if policy is not None else []
         _check_metrics(keep_best, commits)
@@ -77,14 +84,16 @@ def gc(
         click.echo("nothing was changed: --yes does it" if report is None else _done(report))
 
 
-def _policy(last: int | None, every: int | None, best: tuple[str, ...]) -> Policy | None:
-    from ckptstore.operations.retention import KeepEvery, KeepLast
+def _policy(last: int | None, every: int | None, seconds: float | None, best: tuple[str, ...]) -> Policy | None:
+    from ckptstore.operations.retention import KeepEvery, KeepEverySeconds, KeepLast
 
     policies: list[Policy] = [_keep_best(wish) for wish in best]
     if last is not None:
         policies.append(KeepLast(last))
     if every is not None:
         policies.append(KeepEvery(every))
+    if seconds is not None:
+        policies.append(KeepEverySeconds(seconds))
     return reduce(or_, policies) if policies else None
 
 

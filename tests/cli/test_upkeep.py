@@ -107,6 +107,8 @@ def test_gc_does_it_when_told(url, told, asked):
     ("options", "kept"),
     [
         (("--keep-every", 200), [200, 100, 0]),
+        (("--keep-every-seconds", 3600), [100, 0]),
+        (("--keep-every-seconds", 1e-9), [200, 100, 0]),
         (("--keep-best", "loss"), [200, 100]),
         (("--keep-best", "loss:max"), [100, 0]),
         (("--keep-best", "loss:max:2"), [100, 0]),
