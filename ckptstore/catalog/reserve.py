@@ -9,6 +9,7 @@ from contextlib import suppress
 
 _LEAST_BYTES = 256 * 1024
 """SQLite's index of a log takes 32 KiB, and one transaction may change all pages of a small catalog."""
+_MOST_BYTES = 64 * 1024 * 1024
 _SHARE = 4
 """Of a large one, a transaction of gc changes a part."""
 _ROOM = 4
@@ -22,10 +23,11 @@ class Reserve:
         self._catalog, self._path = catalog, f"{catalog}-reserve"
 
     def fill(self) -> None:
-        """Take as much as a catalog of this size needs, where the disk has room for several times that."""
+        """Take what a catalog of this size needs, once a quarter of it is lacking and the disk has ample room."""
         with suppress(OSError):  # of a disk that is full after all, or a folder that may not be written to
-            lacking = _LEAST_BYTES + os.stat(self._catalog).st_size // _SHARE - self._size()
-            if lacking > 0 and _free_bytes(self._catalog) >= _ROOM * lacking:
+            wanted = min(_LEAST_BYTES + os.stat(self._catalog).st_size // _SHARE, _MOST_BYTES)
+            lacking = wanted - self._size()
+            if 4 * lacking >= wanted and _free_bytes(self._catalog) >= _ROOM * lacking:
                 with open(self._path, "ab") as file:
                     file.write(bytes(lacking))
 

@@ -21,6 +21,7 @@ from ckptstore.catalog import dialects
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.engine import Database
 from ckptstore.catalog.records import NewPack
+from ckptstore.catalog.reserve import Reserve
 from ckptstore.testing.catalog_making import LEASE, begin, collect, digest, make, new_commit, new_pack
 
 ROOT = Path(__file__).parents[2]
@@ -395,3 +396,30 @@ def test_what_a_signals_handler_raises_is_raised(url, monkeypatch):
     monkeypatch.setattr(DefaultExecutionContext, "_init_compiled", interrupted)
     with pytest.raises(KeyError, match="odd"):
         catalog.runs()
+
+
+@pytest.mark.parametrize(
+    ("catalog", "wanted"),
+    [(0, 256 << 10), (1 << 20, 512 << 10), (40 << 20, (10 << 20) + (256 << 10)), (1 << 40, 64 << 20)],
+)
+def test_how_much_of_the_disk_is_reserved(tmp_path, catalog, wanted):
+    file, reserve = tmp_path / "catalog.sqlite", tmp_path / "catalog.sqlite-reserve"
+    file.touch()
+    os.truncate(file, catalog)
+    Reserve(str(file)).fill()
+    assert reserve.stat().st_size == wanted
+    assert reserve.stat().st_blocks * 512 >= wanted
+    for left, after in ((wanted * 9 // 10, wanted * 9 // 10), (wanted // 2, wanted)):
+        os.truncate(reserve, left)
+        Reserve(str(file)).fill()
+        assert reserve.stat().st_size == after
+
+
+def test_the_reserve_gives_way_to_its_end(tmp_path):
+    reserve, file = Reserve(str(tmp_path / "catalog.sqlite")), tmp_path / "catalog.sqlite-reserve"
+    file.write_bytes(bytes(1 << 20))
+    left = []
+    while reserve.give_way():
+        left.append(file.stat().st_size if file.exists() else 0)
+    assert left == [2**power for power in range(19, 13, -1)] + [0]
+    assert not reserve.give_way()
