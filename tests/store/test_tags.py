@@ -284,6 +284,7 @@ def test_tags_of_a_catalog_that_had_no_documents_get_theirs(place):
     shutil.rmtree(place / "tags")
     with sqlite3.connect(place / "catalog.sqlite") as database:
         database.execute("ALTER TABLE tags DROP COLUMN document")
+        database.execute("DROP TABLE left_out_documents")
         database.execute("UPDATE alembic_version SET version_num = '0002'")
     database.close()
     ckptstore.administering.migrate_catalog(place)
