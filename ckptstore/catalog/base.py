@@ -133,8 +133,8 @@ class Catalog(Protocol):
         every own pack pending and ours.
 
         The same (run, step) with the same `content` is success again: the existing record comes back. Own packs that
-        hold what commits have lost become live then; the others are for gc. So are documents that a rebuild left out
-        of the same step.
+        hold what commits have lost become live then; the others are for gc. Otherwise documents that a rebuild left
+        out of the same step are for gc.
 
         Raises:
             SessionFenced: the session is not open any more, or a used pack is gone.

@@ -127,7 +127,9 @@ class SqlCatalog:
         self._database.change(sessions.reserve, session, packs, document)
 
     def commit(self, session: str, new: NewCommit) -> CommitRecord:
-        return self._database.change(sessions.commit, session, new)
+        made = self._database.change(sessions.commit, session, new)
+        self._database.keep_reserve()
+        return made
 
     def enter(self, new: NewCommit) -> None:
         self._database.change(sessions.enter, new)

@@ -4,14 +4,14 @@ on a disk that others filled to its last byte.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
 
 _LEAST_BYTES = 256 * 1024
-"""SQLite's index of a log takes 32 KiB, and one transaction may change all pages of a small catalog."""
+"""SQLite's index of a log takes 32 KiB."""
 _MOST_BYTES = 64 * 1024 * 1024
-_SHARE = 4
-"""Of a large one, a transaction of gc changes a part."""
 _ROOM = 4
 """How many times as much must be free when it is taken."""
 
@@ -20,32 +20,54 @@ class Reserve:
     """A file beside a catalog's, of zeros."""
 
     def __init__(self, catalog: str) -> None:
-        self._catalog, self._path = catalog, f"{catalog}-reserve"
+        self._catalog = catalog
 
     def fill(self) -> None:
-        """Take what a catalog of this size needs, once a quarter of it is lacking and the disk has ample room."""
+        """Take what a transaction writes that changes all of the catalog, where the disk has ample room.
+
+        Once a quarter of that is lacking, since a catalog grows with each commit.
+        """
         with suppress(OSError):  # of a disk that is full after all, or a folder that may not be written to
-            wanted = min(_LEAST_BYTES + os.stat(self._catalog).st_size // _SHARE, _MOST_BYTES)
-            lacking = wanted - self._size()
-            if 4 * lacking >= wanted and _free_bytes(self._catalog) >= _ROOM * lacking:
-                with open(self._path, "ab") as file:
-                    file.write(bytes(lacking))
+            catalog, size = os.stat(self._catalog), self._size()
+            wanted = min(_LEAST_BYTES + catalog.st_size, _MOST_BYTES)
+            if 4 * (wanted - size) >= wanted and _free_bytes(self._catalog) >= _ROOM * (wanted - size):
+                self._extend(size, wanted, stat.S_IMODE(catalog.st_mode))
 
     def give_way(self) -> bool:
-        """Free half of it, and what is small whole; False when nothing is left."""
-        left = self._size() // 2
+        """Free half of it, and what is small whole; False when nothing is left, or nothing may be done about it."""
         try:
+            left = self._size() // 2
             if left > _LEAST_BYTES // 32:
-                os.truncate(self._path, left)
-            else:
-                os.unlink(self._path)
+                with suppress(PermissionError):  # whose it is may differ from whose the folder is
+                    os.truncate(self._path, left)
+                    return True
+            os.unlink(self._path)
         except OSError:
             return False
         return True
 
+    def _extend(self, size: int, wanted: int, mode: int) -> None:
+        """Who shares the catalog may use it. Two processes that do this at once write the same."""
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            os.pwrite(descriptor, bytes(wanted - size), size)
+            with suppress(OSError):
+                os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def _path(self) -> str:
+        """Beside the file itself, as SQLite's log is."""
+        return f"{os.path.realpath(self._catalog)}-reserve"
+
     def _size(self) -> int:
+        """Raises OSError for what is no file."""
         with suppress(FileNotFoundError):
-            return os.stat(self._path).st_size
+            status = os.lstat(self._path)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
+            return status.st_size
         return 0
 
 

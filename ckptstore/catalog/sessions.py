@@ -79,8 +79,10 @@ def reserve(db: Connection, session: str, names: Sequence[str], document: str | 
 
 def commit(db: Connection, session: str, new: NewCommit) -> CommitRecord:
     """Make a commit exist and end the session; the same content at the same step is success again."""
-    _supersede(db, new.run, new.step)
-    return _commit(db, session, new)
+    made = _commit(db, session, new)
+    if made.id == new.id:
+        _supersede(db, new.run, new.step)
+    return made
 
 
 def _supersede(db: Connection, run: str, step: int) -> None:

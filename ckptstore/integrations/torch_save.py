@@ -53,9 +53,11 @@ def export_torch(
         try:
             with temporary.open("wb") as opened:
                 torch.save(state, opened)
-        except RuntimeError as error:  # torch tells what the file's own error led to
-            cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            raise StorageError(f"cannot write {file}: {cause}") from error
+        except RuntimeError as error:  # torch tells what came of that which ended the writing
+            cause = error.__context__
+            if cause is not None and not isinstance(cause, OSError):
+                raise cause from None
+            raise StorageError(f"cannot write {file}: {cause or error}") from error
 
 
 def import_torch(

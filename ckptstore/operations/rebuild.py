@@ -97,7 +97,7 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
             if chunks.catalog.by_id(candidate.id) is None:
                 live |= _enter(chunks, candidate.key, data, held, places, live)
             advance(len(data))
-    chunks.catalog.leave_out([LeftOutDocument(one.key, one.run, one.step) for one in lacking])
+    _leave_out(chunks.catalog, lacking)
     tags = enter_tags(chunks)
     _forget(chunks.catalog, [key for key, _ in tags.superseded])
     stale = [LeftOut(key, reason) for key, reason in (*tags.useless, *tags.superseded)]
@@ -187,6 +187,12 @@ def _newest(candidates: Iterable[_Candidate], superseded: list[LeftOut]) -> list
     others = (candidate for candidate in newest.values() if by_id[candidate.id] is not candidate)
     superseded += [LeftOut(other.key, f"has the id of {by_id[other.id].key}") for other in others]
     return list(by_id.values())
+
+
+def _leave_out(catalog: Catalog, lacking: Sequence[_Candidate]) -> None:
+    """But for those that an interrupted rebuild has entered, or superseded, when they were whole."""
+    unknown = set(catalog.unknown(Objects([one.key for one in lacking])).documents)
+    catalog.leave_out([LeftOutDocument(one.key, one.run, one.step) for one in lacking if one.key in unknown])
 
 
 def _forget(catalog: Catalog, documents: Sequence[str]) -> None:

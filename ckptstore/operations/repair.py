@@ -26,7 +26,7 @@ from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
 from ckptstore.operations.tags import damaged_tags, store_again
-from ckptstore.operations.verify import Scope, verify
+from ckptstore.operations.verify import Scope, check_place, verify
 from ckptstore.progress import ProgressCallback, meter
 
 _BATCH_CHUNKS = 4096
@@ -83,7 +83,9 @@ class RepairPlan:
 
         Raises:
             SessionFenced: a commit came to need a damaged pack in the meantime, or gc took this for dead; repair again.
+            NotAStore: the store was moved away meanwhile.
         """
+        check_place(self.chunks)
         chunks, bad, saved = self.chunks, set(self.packs), 0
         known = chunks.catalog.packs()
         sizes = {pack.name: pack.size for pack in known if pack.name in bad or pack.state == "damaged"}

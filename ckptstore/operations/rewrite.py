@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ckptstore.catalog.records import ChunkLocation, Rewrite
 from ckptstore.chunkstore import ChunkStore, Fetch, NewChunk
 from ckptstore.chunkstore.grouping import groups
-from ckptstore.errors import CorruptData, SessionFenced, StepNotFound
+from ckptstore.errors import CorruptData, SessionFenced, StepNotFound, StorageFull
 from ckptstore.format.codecs import encode
 from ckptstore.format.packs import TARGET_BYTES
 from ckptstore.operations.manifests import commit_digests
@@ -58,13 +58,14 @@ def rewrite_packs(
 
 
 def _rewrite_what_can_be(chunks: ChunkStore, wastes: Sequence[_Waste]) -> Iterator[tuple[int, int]]:
-    """All at once; one by one when another gc took some first, or when some are damaged, which is for verify to tell.
+    """All at once; one by one when another gc took some first, when the disk has no room for all, or when some are
+    damaged, which is for verify to tell.
 
     How many packs at a time, and the bytes of the new ones.
     """
     try:
         yield len(wastes), _rewrite(chunks, wastes)
-    except (SessionFenced, CorruptData):
+    except (SessionFenced, CorruptData, StorageFull):
         if len(wastes) > 1:
             for waste in wastes:
                 yield from _rewrite_what_can_be(chunks, [waste])

@@ -109,18 +109,21 @@ def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None =
     is damaged in no way it can tell.
     """
     if scope.includes("sizes"):
-        _check_place(chunks)
+        check_place(chunks)
     found = [Problem("catalog", detail) for detail in chunks.catalog.check()]
     try:
-        return _verify(chunks, scope, progress, found)
+        report = _verify(chunks, scope, progress, found)
     except CatalogError:
         if not found:
             raise
         return VerifyReport(0, 0, 0, tuple(found))  # there is no telling what else
+    if scope.includes("sizes") and not report.ok:
+        check_place(chunks)
+    return report
 
 
-def _check_place(chunks: ChunkStore) -> None:
-    """What another folder or bucket lacks is not lost."""
+def check_place(chunks: ChunkStore) -> None:
+    """Raises NotAStore where another store lies by now, or none: what that place lacks is not lost."""
     storage = chunks.storage
     with suppress(ObjectNotFound):
         if version.decode(storage.get(version.KEY), storage.url).id == chunks.config.id:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -400,7 +401,7 @@ def test_what_a_signals_handler_raises_is_raised(url, monkeypatch):
 
 @pytest.mark.parametrize(
     ("catalog", "wanted"),
-    [(0, 256 << 10), (1 << 20, 512 << 10), (40 << 20, (10 << 20) + (256 << 10)), (1 << 40, 64 << 20)],
+    [(0, 256 << 10), (1 << 20, (1 << 20) + (256 << 10)), (40 << 20, (40 << 20) + (256 << 10)), (1 << 40, 64 << 20)],
 )
 def test_how_much_of_the_disk_is_reserved(tmp_path, catalog, wanted):
     file, reserve = tmp_path / "catalog.sqlite", tmp_path / "catalog.sqlite-reserve"
@@ -423,3 +424,62 @@ def test_the_reserve_gives_way_to_its_end(tmp_path):
         left.append(file.stat().st_size if file.exists() else 0)
     assert left == [2**power for power in range(19, 13, -1)] + [0]
     assert not reserve.give_way()
+
+
+def test_the_reserve_of_somebody_else_gives_way_whole(tmp_path, monkeypatch):
+    reserve, file = Reserve(str(tmp_path / "catalog.sqlite")), tmp_path / "catalog.sqlite-reserve"
+    file.write_bytes(bytes(1 << 20))
+
+    def refused(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "truncate", refused)
+    assert reserve.give_way() and not file.exists()
+
+
+def test_who_shares_a_catalog_may_use_its_reserve(url, path, tmp_path):
+    open_catalog(url, create=True).close()
+    path.chmod(0o660)
+    (tmp_path / "catalog.sqlite-reserve").unlink()
+    open_catalog(url, create=False).close()
+    assert (tmp_path / "catalog.sqlite-reserve").stat().st_mode & 0o777 == 0o660
+
+
+def test_the_reserve_lies_beside_the_file_that_a_link_leads_to(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "catalog.sqlite").symlink_to(tmp_path / "far" / "real.sqlite")
+    open_catalog(f"sqlite:///{tmp_path}/catalog.sqlite", create=True).close()
+    assert (tmp_path / "far" / "real.sqlite-reserve").stat().st_size > 256 << 10
+    assert sorted(os.listdir(tmp_path)) == ["catalog.sqlite", "far"]
+
+
+@pytest.mark.parametrize("kind", ["link", "circle", "folder", "pipe"])
+def test_what_is_no_reserve_is_left_alone(url, tmp_path, kind):
+    place, other = tmp_path / "catalog.sqlite-reserve", tmp_path / "other"
+    other.write_bytes(bytes(1 << 20))
+    {
+        "link": lambda: place.symlink_to(other),
+        "circle": lambda: place.symlink_to(place),
+        "folder": place.mkdir,
+        "pipe": lambda: os.mkfifo(place),
+    }[kind]()
+    open_catalog(url, create=True).close()
+    assert not Reserve(str(tmp_path / "catalog.sqlite")).give_way()
+    assert os.path.lexists(place) and other.stat().st_size == 1 << 20
+
+
+def test_who_only_reads_reserves_nothing(url, tmp_path):
+    open_catalog(url, create=True).close()
+    (tmp_path / "catalog.sqlite-reserve").unlink()
+    with closing(open_catalog(url, create=False, refusal="only read")) as catalog:
+        assert catalog.runs() == []
+    assert not (tmp_path / "catalog.sqlite-reserve").exists()
+
+
+def test_many_who_open_at_once_reserve_no_more(url, tmp_path):
+    open_catalog(url, create=True).close()
+    place, file = tmp_path / "catalog.sqlite-reserve", str(tmp_path / "catalog.sqlite")
+    place.unlink()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: Reserve(file).fill(), range(64)))
+    assert place.stat().st_size == os.stat(file).st_size + (256 << 10)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import sys
 import types
@@ -309,6 +310,23 @@ def test_a_write_that_fails_inside_the_library(store, export):
             export(store, 0, "out.bin")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir() == ["store"]
+
+
+def test_an_interrupted_export_is_interrupted(store, monkeypatch):
+    """torch tells only what came of it."""
+    store.commit({"a": torch.ones(1 << 20)}, step=0)
+
+    class Interrupted(io.FileIO):
+        def write(self, data):
+            raise KeyboardInterrupt
+
+    def opened(path, mode):
+        return Interrupted(path, mode)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(KeyboardInterrupt):
+        export_torch(store, 0, "out.pt")
     assert os.listdir() == ["store"]
 
 

@@ -177,7 +177,10 @@ def test_a_step_made_anew_takes_the_place_of_what_was_left_out(place):
         made = store.commit(state_of("main", 5), step=5)
         assert store.verify().problems == ()
         store.gc(grace=0)
-    assert not document.exists()
+        assert not document.exists()
+        store.delete(5)
+        store.gc(grace=0)
+        made = store.commit(state_of("main", 5), step=5)
     assert_nothing_leaked(place)
     lose(place)
     assert ckptstore.rebuild_catalog(place).left_out == ()
@@ -201,6 +204,58 @@ def test_what_was_left_out_comes_back_with_its_pack(place):
         store.gc(grace=600)
     assert document.exists()
     assert_whole(place)
+
+
+def test_the_same_state_again_makes_nothing_anew(place):
+    """The older commit of a step is back, since the newer one was left out; a retry of the older changes nothing."""
+    with ckptstore.open(place) as store:
+        older = store.commit(state_of("main", 50), step=5)
+        store.delete(5)
+    document, pack, kept = left_out_for_a_pack(place)
+    with ckptstore.open(place) as store:
+        assert store.commit(state_of("main", 50), step=5).id == older.id
+        store.gc(grace=0)
+    shutil.move(kept, pack)
+    lose(place)
+    ckptstore.rebuild_catalog(place)
+    with ckptstore.open(place) as store:
+        assert place / store.find(5).document == document
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_rebuild_that_is_run_again_leaves_out_nothing_that_it_entered(place, monkeypatch, anew):
+    """A storage that does not answer ends the first one; a pack is away in the second."""
+    with ckptstore.open(place) as store:
+        store.tag("four", 4)
+        made = store.commit(state_of("main", 5), step=5)
+    only = {one.name for one in _packs(place, "main@5")} - {one.name for one in _packs(place, "main@4")}
+    (pack,) = [path for path in place.rglob("*.pack") if path.stem in only]
+    lose(place)
+    real = LocalStorage.get
+
+    def silent(self, key):
+        if key.startswith("tags/"):
+            raise StorageUnavailable("no answer")
+        return real(self, key)
+
+    with monkeypatch.context() as patch, pytest.raises(StorageUnavailable):
+        patch.setattr(LocalStorage, "get", silent)
+        ckptstore.rebuild_catalog(place)
+    kept = shutil.move(pack, place.parent / pack.name)
+    ckptstore.rebuild_catalog(place)
+    shutil.move(kept, pack)
+    with ckptstore.open(place) as store:
+        if anew:
+            store.delete(5)
+            store.commit(state_of("main", 55), step=5)
+        else:
+            assert store.commit(state_of("main", 5), step=5).id == made.id
+        store.gc()
+        assert (place / made.document).exists()
+        assert store.verify().ok
+        store.delete(5)
+        store.gc(grace=0)
+    assert_nothing_leaked(place)
 
 
 def test_a_step_made_anew_is_the_newer_one(place):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from ckptstore.catalog.catalog import open_catalog
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument, NotAStore, StorageError, StorageUnavailable
 from ckptstore.opening import open_parts
-from ckptstore.operations.verify import Level
+from ckptstore.operations.verify import Level, Scope, verify
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
-from ckptstore.testing.faults import Recording
+from ckptstore.testing.faults import Meanwhile, Recording
 
 STEPS = 12
 
@@ -273,3 +274,25 @@ def test_a_store_that_was_moved_away_is_not_taken_for_damaged(place, tmp_path, p
         assert store.verify(level="catalog").ok
     with ckptstore.open(tmp_path / "moved", catalog=postgres) as store:
         assert store.verify().ok
+
+
+@pytest.mark.parametrize("level", ["sizes", "footers", "data"])
+def test_a_store_that_is_moved_away_meanwhile_is_not_taken_for_damaged(place, tmp_path, postgres, level):
+    apart = tmp_path / "apart"
+    shutil.copytree(place, apart)
+    (apart / "catalog.sqlite").unlink()
+    ckptstore.rebuild_catalog(apart, catalog=postgres)
+    with ckptstore.open(apart, catalog=postgres) as store:
+        parts = store._parts
+        moved = Meanwhile(parts.storage, "list", lambda: apart.rename(tmp_path / "moved"))
+        with pytest.raises(NotAStore, match="does not hold the store any more"):
+            verify(replace(parts, storage=moved), Scope(level))
+        assert moved.happened
+        (tmp_path / "moved").rename(apart)
+        a_payload(apart)
+        plan = store.plan_repair()
+        apart.rename(tmp_path / "moved")
+        with pytest.raises(NotAStore, match="does not hold the store any more"):
+            plan.execute()
+        (tmp_path / "moved").rename(apart)
+        assert len({problem.object for problem in store.verify().problems}) == 1

@@ -292,6 +292,63 @@ def test_a_full_disk_lets_many_steps_be_deleted_one_by_one(disks):
         assert (disk / "store" / RESERVE).stat().st_size > left
 
 
+@pytest.mark.parametrize("act", ["untag", "delete", "gc"])
+def test_what_frees_needs_no_room_that_others_left(small_disk, act):
+    place = small_disk / "store"
+    with site_of(place).open() as store:
+        for step in range(3):
+            store.commit(state_of("main", step), step=step)
+        store.tag("first", 0)
+        store.delete(1)
+    fill(small_disk)
+    with site_of(place).open() as store:
+        fill(small_disk)  # also what was freed for opening it
+        acts = {
+            "untag": lambda: store.untag("first"),
+            "delete": lambda: store.delete(2),
+            "gc": lambda: store.gc(grace=0),
+        }
+        acts[act]()
+    assert assert_whole(place) == {("main", 0)} | ({("main", 2)} if act != "delete" else set())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_catalog_of_many_leaves_can_be_freed(disks, training):
+    """Its transactions change most of it, and it grew while it was open."""
+    disk = disks(64 << 20).place
+    store = site_of(disk / "store").open()
+    for step in range(30):
+        torch.manual_seed(step)
+        store.commit({f"leaf {number}": torch.rand(64) for number in range(300)}, step=step)
+    if not training:
+        store.close()
+    fill(disk)
+    command = [sys.executable, "-m", "ckptstore", "gc", disk / "store", "--keep-last", "1", "--grace", "0"]
+    told = subprocess.run(
+        [*command, "--most", "1", "--yes"], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert "deleted 29 commits, freed 29 packs" in told.stdout
+    store.close()
+
+
+def test_a_gc_without_room_to_rewrite_packs_frees_the_others(disks):
+    disk = disks(16 << 20).place
+    tensors = [torch.rand(50_000) for _ in range(20)]
+    with site_of(disk / "store").open() as store:
+        store.commit({str(number): tensor for number, tensor in enumerate(tensors)}, step=0)
+        store.commit({"0": tensors[0]}, step=1)
+        store.commit({"other": torch.rand(500)}, step=2)
+        store.delete(0)
+        store.delete(2)
+        fill(disk)
+        report = store.gc(grace=0)
+        assert (report.packs, report.rewritten) == (1, 0)
+        (foreign,) = set(disk.iterdir()) - {disk / "store"}
+        foreign.unlink()
+        assert store.gc(grace=0).rewritten == 1
+        assert store.verify().ok
+
+
 def test_what_a_commit_asks_for_is_not_taken_from_the_reserve(small_disk):
     place = small_disk / "store"
     with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
