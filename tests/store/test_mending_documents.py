@@ -80,6 +80,16 @@ def test_what_is_deleted_or_restored_after_the_plan_is_mended(place, verb):
         assert store.verify().ok
 
 
+@pytest.mark.parametrize("level", ["sizes", "data"])
+@pytest.mark.parametrize("document", [b"", None])
+def test_the_document_of_a_deleted_step_is_told_as_such(place, level, document):
+    with ckptstore.open(place) as store:
+        path = place / store.find(0).document
+        store.delete(0)
+        path.unlink() if document is None else path.write_bytes(document)
+        assert [problem.affected for problem in store.verify(level=level).problems] == [("main@0 (deleted)",)]
+
+
 def test_leaves_of_a_deleted_step_are_told_as_such(place):
     with ckptstore.open(place) as store:
         (pack,) = store._parts.catalog.packs(store.find(0).id)
