@@ -476,10 +476,11 @@ def test_who_only_reads_reserves_nothing(url, tmp_path):
     assert not (tmp_path / "catalog.sqlite-reserve").exists()
 
 
-def test_many_who_open_at_once_reserve_no_more(url, tmp_path):
+def test_two_who_open_at_once_reserve_no_more(url, tmp_path, monkeypatch):
     open_catalog(url, create=True).close()
     place, file = tmp_path / "catalog.sqlite-reserve", str(tmp_path / "catalog.sqlite")
     place.unlink()
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: Reserve(file).fill(), range(64)))
+    monkeypatch.setattr(Reserve, "_size", lambda _: 0)  # neither sees the other
+    for _ in range(2):
+        Reserve(file).fill()
     assert place.stat().st_size == os.stat(file).st_size + (256 << 10)
