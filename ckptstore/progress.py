@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.errors import InvalidArgument
+from ckptstore.locks import Lock
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called with the stage, the bytes done and the bytes in all; from any thread, one call at a time."""
@@ -17,7 +17,7 @@ def meter(callback: ProgressCallback | None, stage: str, total: int) -> Advance:
     check_callback(callback)
     if callback is None:
         return ignore
-    lock = threading.Lock()
+    lock = Lock()
     done, begun = 0, False
 
     def advance(count: int) -> None:

@@ -21,6 +21,7 @@ FLOORS = {
     "patience": 0,
     "compiling": 0,
     "errands": 0,
+    "locks": 0,
     "format": 1,
     "storage": 2,
     "catalog": 2,

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from ckptstore.locks import Lock
+
 _PATIENCE_SECONDS = 10.0
 """How long a fork waits; longer ones are those that wait for another process's lock, and hold none."""
 
@@ -25,7 +27,7 @@ class Closable(Protocol):
         """Close those that are idle."""
 
 
-_LOCK = threading.RLock()  # entered and left in C, where no signal's handler interrupts, as it may a Condition
+_LOCK = Lock()  # left in C, where no signal's handler interrupts, as it may a Condition
 _TURN = threading.Condition(_LOCK)
 _OPEN: weakref.WeakSet[Closable] = weakref.WeakSet()
 _BUSY: dict[int, int] = {}

@@ -8,6 +8,8 @@ from contextlib import suppress
 
 from sqlalchemy import Engine, event
 
+from ckptstore.locks import Lock
+
 LINGER_SECONDS = 0.5
 """How long a connection waits for its next transaction: a new one takes tens of milliseconds where it is encrypted."""
 
@@ -22,7 +24,7 @@ class _Watch:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._watching = False
         self._used = 0.0
 

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ckptstore.locks import Lock
+
 Make = Callable[..., Any]
 _Key = tuple[Make, tuple[Any, ...]]
 
@@ -23,7 +25,7 @@ class Later:
     def __init__(self, what: str) -> None:
         self._what = what
         self._made: dict[_Key, Any] = {}
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time = Lock()
         self._threads: list[threading.Thread] = []
         self._home: int | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckptstore.format.codecs import Effort
+from ckptstore.locks import Lock
 
 _EFFORTS: tuple[Effort, ...] = ("best", "fast", "light")
 _MEMORY_BYTES = 1 << 30
@@ -52,7 +52,7 @@ class Pace:
 
     def __init__(self, *, far: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self._far, self._clock = far, clock
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._efforts = {effort: _guess(*guess) for effort, guess in _GUESSES.items()}
         self._puts = _guess(_FAR if far else _NEAR, 1.0)
         self._active = 0

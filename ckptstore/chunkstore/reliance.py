@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from ckptstore.locks import Lock
 
 FEW = 0.88
 """What a difference may be of what its chunk is alone: who reads it reads and decodes another one as well."""

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, timezone
 from functools import cache
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
-from threading import RLock
 from typing import IO, Any
 
 from ckptstore.errors import FormatError
+from ckptstore.locks import Lock
 
 _REFUSED_TYPE = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")
-_ALLOWING = RLock()
+_ALLOWING = Lock()
 """What torch allows, it allows to all threads: the first to leave would take it from the others."""
 
 

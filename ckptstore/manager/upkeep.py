@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from ckptstore.locks import Lock
 from ckptstore.operations.handles import start_thread
 
 
@@ -15,7 +16,7 @@ class Upkeep:
 
     def __init__(self, collect: Callable[[], object]) -> None:
         self._collect = collect
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._next: Callable[[], bool] | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None

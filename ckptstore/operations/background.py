@@ -16,6 +16,7 @@ from ckptstore.chunkstore.grouping import Advance
 from ckptstore.compiling import uncompiled
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import CommitInFlight, InvalidArgument
+from ckptstore.locks import Lock
 from ckptstore.operations.handles import CommitHandle, refuse_at_exit
 from ckptstore.operations.ranks.channels import Channels
 from ckptstore.progress import ProgressCallback, meter
@@ -76,7 +77,7 @@ class Background:
 
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
-        self._lock, self._guard = threading.Lock(), threading.Lock()
+        self._lock, self._guard = Lock(), Lock()
         self._preparing: int | None = None
         self._flight: CommitHandle | None = None
         self._staged: Staged | None = None
@@ -89,7 +90,7 @@ class Background:
         if self._staged is not None:
             self._staged.just_in_time.forget()
         _OF_PARENTS.append((self._staged, self._stager))
-        self._lock, self._guard = threading.Lock(), threading.Lock()
+        self._lock, self._guard = Lock(), Lock()
         self._preparing = self._flight = self._staged = self._stager = None
 
     @uncompiled
@@ -213,11 +214,10 @@ class Background:
     def _alone(self, work: Callable[..., T], *, patient: bool) -> T:
         """What `work` gives while no other thread begins a commit or closes.
 
-        It is told when it is not alone: another thread does, and this one is not patient, or this one does already. The
-        lock is taken and let go in C, and nothing is called before it is known by whom: so no signal's handler comes
-        between.
+        It is told when it is not alone: another thread does, and this one is not patient, or this one does already.
+        Nothing is called before it is known who has the lock: so no signal's handler comes between.
         """
-        if self._is_within() or (not patient and self._lock.locked()):
+        if self._is_within() or (not patient and self._preparing is not None):
             return work(alone=False)
         this = threading.get_ident()
         with self._lock:

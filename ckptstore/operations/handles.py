@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import InterpreterExiting, StateError
+from ckptstore.locks import Lock
 
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _UNTOLD: dict[object, str] = {}
@@ -37,7 +38,7 @@ class CommitHandle:
     def __init__(self, total: int, settle: Callable[[], None]) -> None:
         self._total, self._done = total, 0
         self._settle: Callable[[], None] | None = settle
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._home = os.getpid()
         self._waiting: list[threading.Lock] = []
         self._work: list[Callable[[], CommitRecord]] = []

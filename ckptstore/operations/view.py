@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TypeVar, overload
@@ -11,6 +10,7 @@ from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import PathNotFound, nearest
 from ckptstore.format.manifest import Entry, Manifest, check_consistent
+from ckptstore.locks import Lock
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class Views:
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
         self._kept: OrderedDict[str, Manifest] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def of(self, commit: CommitRecord) -> ManifestView:
         """See `view_of`."""

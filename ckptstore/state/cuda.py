@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ckptstore.errors import StateError
+from ckptstore.locks import Lock
 
 _MARGIN, _SHORT, _SEEN = 0.1, 0.05, 0.001
 """Parts of a device's memory: what is left to training beyond the most that it took, what must be left to keep copies,

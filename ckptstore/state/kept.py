@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ckptstore.errands import uninterrupted
+from ckptstore.locks import Lock
 
 T = TypeVar("T")
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

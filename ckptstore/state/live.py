@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain
-from threading import Condition, Lock
+from threading import Condition
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import StateError
+from ckptstore.locks import Lock
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.optimizers import storages
 from ckptstore.state.steps import unwatch, watch
@@ -41,7 +42,8 @@ class Lender:
         self._address, self._seen = 0, np.empty(0, np.uint8)
         self._path, self._buffers, self._versions = path, buffers, self._read_versions()
         self.storage = tensor.untyped_storage().data_ptr()
-        self._turn = Condition()
+        self._lock = Lock()  # left in C, as a Condition is not: see `Lock`
+        self._turn = Condition(self._lock)
         self._state = _State.LIVE
         self._borrowed_to = self._loans = 0
         self._at_rest: set[Loan] = set()
@@ -50,7 +52,7 @@ class Lender:
 
     def borrow(self, start: int, stop: int) -> tuple[memoryview, Loan | None]:
         """These bytes; with a loan when they are live, to be ended once nobody looks at them."""
-        with self._turn:
+        with self._lock:
             self._turn.wait_for(lambda: self._state is not _State.BEING_COPIED)
             if self._state is _State.SETTLED:
                 return self._kept().content[start:stop].data, None
@@ -60,13 +62,13 @@ class Lender:
 
     def prepare(self) -> None:
         """Fault in the memory that settling may need."""
-        with self._turn:
+        with self._lock:
             if self._state is _State.LIVE:
                 self._kept().fault()
 
     def claim(self) -> list[tuple[Bytes, Bytes]]:
         """What is to be copied and where to; until `settle`, nothing more is lent."""
-        with self._turn:
+        with self._lock:
             if self._state is not _State.LIVE:
                 return []
             self._state = _State.BEING_COPIED
@@ -76,7 +78,7 @@ class Lender:
 
     def settle(self, *, well: bool) -> None:
         """After `claim`: the copy was made, well or not, and is lent from here on."""
-        with self._turn:
+        with self._lock:
             if self._state is not _State.SETTLED:
                 self._spoilt = not well or self._has_changed()
                 self._state = _State.SETTLED
@@ -84,7 +86,7 @@ class Lender:
 
     def wait(self) -> None:
         """After `settle`: once no loan is left, but for those at rest, which get a copy, the tensor may change."""
-        with self._turn:
+        with self._lock:
             self._turn.wait_for(lambda: self._loans <= len(self._at_rest))
             for loan in self._at_rest:
                 self._copy(loan)
@@ -102,7 +104,7 @@ class Lender:
 
     def abandon(self) -> None:
         """Nobody borrows any more."""
-        with self._turn:
+        with self._lock:
             self._state = _State.SETTLED
             self._loans = 0
             self._at_rest = set()
@@ -110,7 +112,7 @@ class Lender:
 
     def check(self) -> None:
         """Raises StateError when somebody else than an optimizer changed the tensor before all of it was read."""
-        with self._turn:
+        with self._lock:
             if self._spoilt if self._state is _State.SETTLED else self._has_changed():
                 raise StateError(
                     f"{self._path!r} was changed, and not by its optimizer's step, before it was stored: "
@@ -125,7 +127,7 @@ class Lender:
 
     def keep(self, loan: Loan) -> memoryview:
         """See `Loan.keep`."""
-        with self._turn:
+        with self._lock:
             self._at_rest.discard(loan)
             moved = loan in self._moved
         if not moved:
@@ -134,13 +136,13 @@ class Lender:
 
     def rest(self, loan: Loan) -> None:
         """See `Loan.rest`."""
-        with self._turn:
+        with self._lock:
             self._at_rest.add(loan)
             self._turn.notify_all()
 
     def end(self, loan: Loan) -> None:
         """See `Loan.end`."""
-        with self._turn:
+        with self._lock:
             if loan not in self._moved:
                 self._at_rest.discard(loan)
                 self._loans -= 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from functools import cached_property
 from itertools import accumulate
-from threading import Lock
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ckptstore.locks import Lock
 from ckptstore.state.fingerprints import segments
 from ckptstore.state.lanes import Lane, Mark
 from ckptstore.state.prints import Prints, Span, untouched

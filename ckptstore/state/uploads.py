@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ckptstore.format.grid import Index, extents
+from ckptstore.locks import Lock
 from ckptstore.state.casts import write_cast
 from ckptstore.state.lanes import Lane, Mark, lane_of
 from ckptstore.state.tensors import Array, copy_into_box
@@ -28,7 +29,8 @@ class Uploads:
         self._most = most
         self._held = 0
         self._under_way: deque[tuple[Mark, int]] = deque()
-        self._turn = Condition()
+        self._lock = Lock()
+        self._turn = Condition(self._lock)
         self._lanes = {lane for lane in map(lane_of_array, targets) if lane is not None}
         for lane in self._lanes:
             lane.follow()
@@ -58,25 +60,25 @@ class Uploads:
             lane.mark().wait()
 
     def _submit(self, lane: Lane, work: Callable[[], object], target: Tensor, size: int) -> None:
-        with self._turn:
+        with self._lock:
             lane.submit(work, [target])
             self._under_way.append((lane.mark(), size))
 
     @contextmanager
     def _pinned(self, lane: Lane, size: int) -> Iterator[Tensor]:
         """As many bytes of the host, once there is room; given back when they do not get under way."""
-        with self._turn:
+        with self._lock:
             while self._held and self._held + size > self._most:
                 self._wait_for_one()
             self._held += size
         try:
             yield lane.pinned(size)
         except BaseException:
-            with self._turn:
+            with self._lock:
                 self._held -= size
             raise
         finally:
-            with self._turn:
+            with self._lock:
                 self._turn.notify_all()
 
     def _wait_for_one(self) -> None:

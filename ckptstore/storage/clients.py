@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ import fsspec
 from fsspec.dircache import DirCache
 
 from ckptstore.errors import InvalidArgument, StorageError, StorageUnavailable
+from ckptstore.locks import Lock
 from ckptstore.storage.failures import reason, secrets_of, tells_gone_upload, transient, without_password
 
 _EXTRAS = {
@@ -63,7 +63,7 @@ def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 def turns(fs: Any) -> AbstractContextManager[Any]:
     """What each operation waits for: clients that are not asynchronous need not be safe for several threads."""
-    return nullcontext() if getattr(fs, "async_impl", False) else threading.RLock()
+    return nullcontext() if getattr(fs, "async_impl", False) else Lock()
 
 
 def is_web(url: str) -> bool:

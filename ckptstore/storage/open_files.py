@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
+
+from ckptstore.locks import Lock
 
 _HINT = 128 << 10
 """Of a longer hint, Linux may follow the start alone: as much as it reads ahead, or as the disk takes at once."""
@@ -57,7 +58,7 @@ class OpenFiles:
     def __init__(self, most: int) -> None:
         self._most = most
         self._files: OrderedDict[str, OpenFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
         return OpenFiles, (self._most,)

@@ -16,6 +16,7 @@ import torch
 
 import ckptstore
 from ckptstore.catalog import dialects
+from ckptstore.locks import Lock
 
 _LATEST = 20
 _PLACES = 40
@@ -80,6 +81,19 @@ def _commit_behind(store: ckptstore.Store) -> None:
     store.commit_async({"x": latest}, step=latest + 1).result()
 
 
+def _step_behind(store: ckptstore.Store) -> None:
+    model = torch.nn.Linear(30, 30)
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    latest = store.latest()
+    assert latest is not None
+    handle = store.commit_async({"model": model, "optimizer": optimizer}, step=latest + 1)
+    optimizer.step()
+    handle.result()
+    store.checkout(latest + 1, into={"model": model})
+
+
 def _delete_latest(store: ckptstore.Store) -> None:
     latest = store.latest()
     if latest:
@@ -97,7 +111,9 @@ CALLS: dict[str, Callable[[ckptstore.Store], object]] = {
     "verify": lambda store: store.verify("data"),
     "open": lambda store: ckptstore.open(store.url).close(),
     "close": lambda store: store.close(),
+    "commit": lambda store: store.commit({"w": torch.rand(300)}, step=10**6 + (store.latest() or 0)),
     "commit_async": _commit_behind,
+    "step": _step_behind,
 }
 
 
@@ -122,3 +138,34 @@ def test_an_interrupted_call_leaves_nothing_taken(tmp_path, monkeypatch, name):
         del kept
     assert store.verify().ok
     store.close()
+
+
+def test_a_lock_is_free_wherever_taking_it_is_interrupted():
+    lock = Lock()
+
+    def take() -> None:
+        with lock:
+            pass
+
+    for place in _some_places(take):
+        assert _interrupted_at(place, take) is not None
+        other = threading.Thread(target=take, daemon=True)
+        other.start()
+        other.join(_LATEST)
+        assert not other.is_alive(), f"at place {place}"
+
+
+def test_who_is_interrupted_within_a_lock_keeps_what_was_taken_before():
+    lock, free = Lock(), []
+
+    def take() -> None:
+        with lock:
+            pass
+
+    with lock:
+        for place in _some_places(take):
+            _interrupted_at(place, take)
+            other = threading.Thread(target=lambda: free.append(lock.acquire(blocking=False)))
+            other.start()
+            other.join()
+    assert free and not any(free)

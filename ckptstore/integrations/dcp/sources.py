@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from threading import Lock
 
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -12,6 +11,7 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import StateError, UnsupportedLeaf
+from ckptstore.locks import Lock
 from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.state.composites import is_dense
