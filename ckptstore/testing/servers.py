@@ -131,9 +131,9 @@ def _wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> No
 
 def _answers(url: str) -> bool:
     try:
-        urllib.request.urlopen(url, timeout=1)  # noqa: S310 - ours
-    except urllib.error.HTTPError:
-        return True
+        urllib.request.urlopen(url, timeout=1).close()  # noqa: S310 - ours
+    except urllib.error.HTTPError as error:
+        error.close()
     except OSError:
         return False
     return True
