@@ -25,13 +25,14 @@ class Reserve:
     def fill(self) -> None:
         """Take what a transaction writes that changes all of the catalog, where the disk has ample room.
 
-        Once a quarter of that is lacking, since a catalog grows with each commit.
+        And a quarter more, since a catalog grows with each commit.
         """
         with suppress(OSError):  # of a disk that is full after all, or a folder that may not be written to
             catalog, size = os.stat(self._catalog), self._size()
-            wanted = min(_LEAST_BYTES + catalog.st_size, _MOST_BYTES)
-            if 4 * (wanted - size) >= wanted and _free_bytes(self._catalog) >= _ROOM * (wanted - size):
-                self._extend(size, wanted, stat.S_IMODE(catalog.st_mode))
+            needed = min(_LEAST_BYTES + catalog.st_size, _MOST_BYTES)
+            wanted = min(needed + needed // 4, _MOST_BYTES)
+            if size < needed and _free_bytes(self._catalog) >= _ROOM * (wanted - size):
+                self._extend(wanted, stat.S_IMODE(catalog.st_mode))
 
     def give_way(self) -> bool:
         """Free half of it, and what is small whole; False when nothing is left, or nothing may be done about it."""
@@ -46,11 +47,12 @@ class Reserve:
             return False
         return True
 
-    def _extend(self, size: int, wanted: int, mode: int) -> None:
+    def _extend(self, wanted: int, mode: int) -> None:
         """Who shares the catalog may use it. Two processes that do this at once write the same."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
-            os.pwrite(descriptor, bytes(wanted - size), size)
+            size = os.fstat(descriptor).st_size
+            os.pwrite(descriptor, bytes(max(wanted - size, 0)), size)
             with suppress(OSError):
                 os.fchmod(descriptor, mode)
         finally:

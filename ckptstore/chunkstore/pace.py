@@ -62,9 +62,11 @@ class Pace:
         return partial(Pace, far=self._far), ()
 
     def choose(self) -> Effort:
-        """The effort for what comes next: the one that takes least time."""
-        with self._lock:
-            return min(_EFFORTS, key=self._cost)
+        """The effort for what comes next: the one that takes least time.
+
+        A guess, which takes no lock: a signal's handler may interrupt it, and wait for a commit.
+        """
+        return min(_EFFORTS, key=self._cost)
 
     def _cost(self, effort: Effort) -> float:
         """Seconds for a byte."""

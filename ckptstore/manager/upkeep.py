@@ -18,15 +18,20 @@ class Upkeep:
         self._collect = collect
         self._lock = Lock()
         self._next: Callable[[], bool] | None = None
+        self._runs = False
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
     def after(self, durable: Callable[[], bool]) -> None:
         """Collect once `durable` has returned, if it says so. What is asked for meanwhile is done together."""
         with self._lock:
-            self._next = durable
-            if self._thread is None:
+            self._next, begins, self._runs = durable, not self._runs, True
+        if begins:
+            try:
                 self._thread = start_thread(self._run, "ckptstore-upkeep")
+            except BaseException:
+                self._runs = False
+                raise
 
     def surface(self) -> None:
         """Raise what went wrong, once."""
@@ -54,8 +59,7 @@ class Upkeep:
     def _take(self) -> Callable[[], bool] | None:
         with self._lock:
             durable, self._next = self._next, None
-            if durable is None:
-                self._thread = None
+            self._runs = durable is not None
             return durable
 
     def _report(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TypeVar, overload
 
 from ckptstore.catalog.records import CommitRecord
@@ -69,7 +70,8 @@ def view_of(chunks: ChunkStore, commit: CommitRecord) -> ManifestView:
 
 
 class Views:
-    """Manifests that were read last: a commit's never changes. May be used from several threads.
+    """Manifests that were read last: a commit's never changes. May be used from several threads, and by the handler of
+    a signal in the midst of it.
 
     They are for reading alone: who could change one would change what is read later.
     """
@@ -82,13 +84,13 @@ class Views:
     def of(self, commit: CommitRecord) -> ManifestView:
         """See `view_of`."""
         with self._lock:
-            kept = self._kept.get(commit.id)
+            kept = self._kept.pop(commit.id, None)
             if kept is not None:
-                self._kept.move_to_end(commit.id)
+                self._kept[commit.id] = kept
                 return ManifestView(commit, kept)
         view = view_of(self._chunks, commit)
-        with self._lock:
+        with self._lock, suppress(KeyError):  # the last one is gone
             self._kept[commit.id] = view.manifest
-            while sum(len(manifest.entries) for manifest in self._kept.values()) > _MOST_LEAVES:
+            while sum(len(manifest.entries) for manifest in tuple(self._kept.values())) > _MOST_LEAVES:
                 self._kept.popitem(last=False)
         return view

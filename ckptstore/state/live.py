@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain
-from threading import Condition
+from threading import Condition, get_ident
 
 import numpy as np
 from torch import Tensor
@@ -243,6 +243,7 @@ class JustInTime:
             self._by_storage.setdefault(lender.storage, []).append(lender)
         self._first_open = 0
         self._settling = Lock()
+        self._settled_by: int | None = None
         watch(self)
 
     def prepare(self) -> None:
@@ -289,13 +290,18 @@ class JustInTime:
             uninterrupted(lambda: self._settle(waited_for))
 
     def _settle(self, lenders: Sequence[Lender]) -> None:
+        this = get_ident()
+        if self._settled_by == this:
+            told = "a signal's handler interrupted the copying of what a commit still reads"
+            raise StateError(f"{told}: change it when the handler has returned")
         with self._settling:
-            well = False
+            self._settled_by, well = this, False
             try:
                 self._buffers.copy([pair for lender in lenders for pair in lender.claim()])
                 well = True
             finally:
                 for lender in lenders:
                     lender.settle(well=well)
+                self._settled_by = None
             for lender in lenders:  # not before all are settled: who has a loan of one may wait to borrow the next
                 lender.wait()

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 
 from ckptstore.locks import Lock
 
@@ -66,12 +67,12 @@ class OpenFiles:
     def get(self, path: str) -> OpenFile:
         """The file, opened if need be."""
         with self._lock:
-            known = self._files.get(path)
+            known = self._files.pop(path, None)
             if known is not None:
-                self._files.move_to_end(path)
+                self._files[path] = known
                 return known
         opened = OpenFile(path)
-        with self._lock:
+        with self._lock, suppress(KeyError):  # a signal's handler has cleared it meanwhile
             self._files[path] = opened
             if len(self._files) > self._most:
                 self._files.popitem(last=False)

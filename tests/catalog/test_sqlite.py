@@ -399,18 +399,17 @@ def test_what_a_signals_handler_raises_is_raised(url, monkeypatch):
         catalog.runs()
 
 
-@pytest.mark.parametrize(
-    ("catalog", "wanted"),
-    [(0, 256 << 10), (1 << 20, (1 << 20) + (256 << 10)), (40 << 20, (40 << 20) + (256 << 10)), (1 << 40, 64 << 20)],
-)
-def test_how_much_of_the_disk_is_reserved(tmp_path, catalog, wanted):
+@pytest.mark.parametrize("catalog", [0, 1 << 20, 40 << 20, 1 << 40])
+def test_how_much_of_the_disk_is_reserved(tmp_path, catalog):
     file, reserve = tmp_path / "catalog.sqlite", tmp_path / "catalog.sqlite-reserve"
     file.touch()
     os.truncate(file, catalog)
+    needed = min(catalog + (256 << 10), 64 << 20)
+    wanted = min(needed * 5 // 4, 64 << 20)
     Reserve(str(file)).fill()
     assert reserve.stat().st_size == wanted
     assert reserve.stat().st_blocks * 512 >= wanted
-    for left, after in ((wanted * 9 // 10, wanted * 9 // 10), (wanted // 2, wanted)):
+    for left, after in ((needed, needed), (needed - 1, wanted), (wanted // 2, wanted)):
         os.truncate(reserve, left)
         Reserve(str(file)).fill()
         assert reserve.stat().st_size == after
@@ -483,4 +482,21 @@ def test_two_who_open_at_once_reserve_no_more(url, tmp_path, monkeypatch):
     monkeypatch.setattr(Reserve, "_size", lambda _: 0)  # neither sees the other
     for _ in range(2):
         Reserve(file).fill()
-    assert place.stat().st_size == os.stat(file).st_size + (256 << 10)
+    assert place.stat().st_size == (os.stat(file).st_size + (256 << 10)) * 5 // 4
+
+
+def test_a_reserve_that_gives_way_while_it_is_filled_has_no_hole(url, tmp_path, monkeypatch):
+    open_catalog(url, create=True).close()
+    place = tmp_path / "catalog.sqlite-reserve"
+    os.truncate(place, 100 << 10)
+    real = Reserve._size
+
+    def and_then_it_is_gone(reserve):
+        size = real(reserve)
+        place.unlink(missing_ok=True)
+        return size
+
+    monkeypatch.setattr(Reserve, "_size", and_then_it_is_gone)
+    Reserve(str(tmp_path / "catalog.sqlite")).fill()
+    status = place.stat()
+    assert status.st_blocks * 512 >= status.st_size > 256 << 10

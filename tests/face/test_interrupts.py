@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import ckptstore
-from ckptstore import CommitInFlight, StateError, StorageFull
-from ckptstore.operations import preloading
+from ckptstore import CommitInFlight, StateError, StorageFull, errands
+from ckptstore.operations import preloading, view
 from ckptstore.operations.background import Background
 from ckptstore.state.kept import KeptBuffers
 from ckptstore.state.live import Lender
@@ -531,3 +531,53 @@ def test_a_handler_may_save_while_the_first_commit_imports_what_it_needs(tmp_pat
     command = [sys.executable, "-c", _INTERRUPTED_IMPORT, tmp_path / "store", f"ckptstore.{module}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.stdout, done.stderr) == ("[0] [1] 300.0\n", "")
+
+
+def test_a_handler_that_steps_while_a_step_copies_is_refused(tmp_path, monkeypatch):
+    """Where no thread can be begun, the main one copies; what it has not copied yet must not change."""
+    monkeypatch.setattr(errands, "_an_idle_one", lambda: None)
+    released, commit, copy = threading.Event(), Background._commit, KeptBuffers.copy
+    parameter = torch.nn.Parameter(torch.zeros(5000))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    parameter.grad = torch.ones(5000)
+
+    def late(*given):
+        released.wait(60)
+        return commit(*given)
+
+    def interrupted(buffers, pairs):
+        monkeypatch.setattr(KeptBuffers, "copy", copy)
+        optimizer.step()  # as a signal's handler does
+        return copy(buffers, pairs)
+
+    with ckptstore.open(tmp_path / "store") as store:
+        monkeypatch.setattr(Background, "_commit", late)
+        handle = store.commit_async({"w": [parameter], "optimizer": optimizer}, step=1)
+        monkeypatch.setattr(KeptBuffers, "copy", interrupted)
+        with pytest.raises(StateError, match="a signal's handler interrupted the copying"):
+            optimizer.step()
+        released.set()
+        with pytest.raises(StateError):
+            handle.result()
+        assert store.steps() == []
+        store.commit_async({"w": [parameter], "optimizer": optimizer}, step=2).result()
+        assert torch.equal(store.checkout(2)["w"][0], parameter)
+
+
+def test_a_handler_that_reads_while_manifests_are_counted(tmp_path, monkeypatch):
+    with ckptstore.open(tmp_path / "store") as store:
+        for step in range(4):
+            store.commit({"w": torch.full((300,), float(step)), "x": step}, step=step)
+        monkeypatch.setattr(view, "_MOST_LEAVES", 2)
+        reading = iter(range(100))
+
+        def interrupting(manifests):
+            for manifest in manifests:
+                if next(reading) % 3 == 0:
+                    assert store.read(2, "x") == 2  # as a signal's handler does
+                yield manifest
+
+        monkeypatch.setattr(view, "tuple", interrupting, raising=False)
+        for step in (0, 1, 3, 0):
+            assert store.read(step, "x") == step
+        assert next(reading) > 3

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from ckptstore import (
     StorageFull,
     Store,
 )
+from ckptstore.manager import upkeep
+from ckptstore.operations.handles import start_thread
 
 
 def test_it_saves_at_its_interval_and_says_so(store, state):
@@ -426,3 +429,37 @@ def test_what_failed_and_nobody_asked_for_is_told_at_exit(tmp_path):
     assert "ckptstore: dropping old steps failed: StorageError('not now')" in done.stderr
     with ckptstore.open(tmp_path / "store") as store:
         assert store.steps() == [1]
+
+
+def test_one_collection_at_a_time_also_for_a_handler_that_saves(tmp_path, monkeypatch):
+    """It comes while the thread that collects is begun."""
+    running, most = [], []
+
+    def collect(manager):
+        running.append(manager)
+        most.append(len(running))
+        time.sleep(0.2)
+        running.pop()
+
+    real = start_thread
+
+    def interrupted(work, name):
+        monkeypatch.setattr(upkeep, "start_thread", real)
+        manager.save(2, {"x": 2})  # as a signal's handler does
+        return real(work, name)
+
+    monkeypatch.setattr(CheckpointManager, "_drop", collect)
+    with ckptstore.open(tmp_path / "store") as store:
+        manager = CheckpointManager(store, 1, keep=KeepLast(1), async_=False)
+        monkeypatch.setattr(upkeep, "start_thread", interrupted)
+        manager.save(1, {"x": 1})
+        manager.join()
+        assert not running and set(most) == {1}
+        assert store.steps() == [1, 2]
+        monkeypatch.setattr(upkeep, "start_thread", lambda *_: (_ for _ in ()).throw(RuntimeError("no thread")))
+        with pytest.raises(RuntimeError, match="no thread"):
+            manager.save(3, {"x": 3})
+        monkeypatch.setattr(upkeep, "start_thread", real)
+        manager.save(4, {"x": 4})
+        manager.close()
+        assert set(most) == {1} and len(most) >= 2
