@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,14 +51,17 @@ def export_torch(
 
     with new_file(Path(file), overwrite=overwrite) as temporary:
         state = state_at(store, store.manifest(step), name, paths, progress, allow_pickle=allow_pickle)
+        handled = sys.exception()
         try:
             with temporary.open("wb") as opened:
                 torch.save(state, opened)
-        except RuntimeError as error:  # torch tells what came of that which ended the writing
+        except RuntimeError as error:  # torch may tell what came of that which ended the writing
             cause = error.__context__
-            if cause is not None and not isinstance(cause, OSError):
+            if cause is None or cause is handled:  # its own error, and what the caller is dealing with
+                cause = error
+            if not isinstance(cause, RuntimeError | OSError):
                 raise cause from None
-            raise StorageError(f"cannot write {file}: {cause or error}") from error
+            raise StorageError(f"cannot write {file}: {cause}") from error
 
 
 def import_torch(

@@ -25,8 +25,10 @@ class Upkeep:
     def after(self, durable: Callable[[], bool]) -> None:
         """Collect once `durable` has returned, if it says so. What is asked for meanwhile is done together."""
         with self._lock:
-            self._next, begins, self._runs = durable, not self._runs, True
-        if begins:
+            self._next = durable
+            if self._runs:  # as for a signal's handler that comes while the thread is begun
+                return
+            self._runs = True
             try:
                 self._thread = start_thread(self._run, "ckptstore-upkeep")
             except BaseException:

@@ -42,7 +42,7 @@ class Lender:
         self._address, self._seen = 0, np.empty(0, np.uint8)
         self._path, self._buffers, self._versions = path, buffers, self._read_versions()
         self.storage = tensor.untyped_storage().data_ptr()
-        self._lock = Lock()  # left in C, as a Condition is not: see `Lock`
+        self._lock = Lock()  # left in C, where no signal's handler interrupts, as it may a Condition
         self._turn = Condition(self._lock)
         self._state = _State.LIVE
         self._borrowed_to = self._loans = 0

@@ -314,6 +314,21 @@ def test_a_write_that_fails_inside_the_library(store, export):
     assert os.listdir() == ["store"]
 
 
+def test_an_error_of_torch_is_not_taken_for_the_one_that_is_being_handled(store, monkeypatch):
+    store.commit({"a": torch.ones(3)}, step=0)
+
+    def odd(*_):
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(torch, "save", odd)
+    for handled in (ValueError("another"), OSError("another")):
+        try:
+            raise handled
+        except (ValueError, OSError):
+            with pytest.raises(StorageError, match=r"cannot write out\.pt: odd"):
+                export_torch(store, 0, "out.pt")
+
+
 def test_an_export_that_is_interrupted_anywhere(store, monkeypatch):
     """torch may go on, and tell only what came of it."""
     store.commit({"a": torch.ones(1 << 20)}, step=0)

@@ -445,8 +445,10 @@ def test_one_collection_at_a_time_also_for_a_handler_that_saves(tmp_path, monkey
 
     def interrupted(work, name):
         monkeypatch.setattr(upkeep, "start_thread", real)
+        thread = real(work, name)
+        time.sleep(0.4)  # it may be over, but for what the handler asks for
         manager.save(2, {"x": 2})  # as a signal's handler does
-        return real(work, name)
+        return thread
 
     monkeypatch.setattr(CheckpointManager, "_drop", collect)
     with ckptstore.open(tmp_path / "store") as store:
