@@ -26,7 +26,7 @@ from benchmarks.measuring import Samples, copies, copy_all, remove
 from benchmarks.report import Report, add_files
 from benchmarks.tools import Dcp, Tensors
 from ckptstore.state.cuda import CudaLane
-from ckptstore.state.fingerprints import fingerprints
+from ckptstore.state.fingerprints import fingerprints, prepare
 
 ROOMS = "room on the device", "no room"
 LARGE, SMALL = 600, 300
@@ -58,6 +58,7 @@ def measure_own(samples: Samples, state: Tensors, folder: Path) -> None:
 def measure_bare(samples: Samples, state: Tensors, folder: Path) -> None:
     """The limits: the same bytes read once, copied on the device, copied to pinned memory and back."""
     there, here = copies(state), _pinned(state)
+    prepare(next(iter(state.values())).device)
     samples.time("unchanged", BARE, lambda: fingerprints(list(state.values())))
     samples.time("all-new, room on the device", BARE, partial(copy_all, state, there))
     samples.time("all-new, no room", BARE, partial(_copy_all, state, here))

@@ -16,6 +16,8 @@ from ckptstore.locks import Lock
 _MARGIN, _SHORT, _SEEN = 0.1, 0.05, 0.001
 """Parts of a device's memory: what is left to training beyond the most that it took, what must be left to keep copies,
 and how much less than that it must hold now, to say that it was at work: before, nobody knows what it will take."""
+_OWN = 64 << 20
+"""Bytes that are taken for a moment to tell fingerprints, which is no work of training's."""
 
 _STATS = ("reserved_bytes", "current"), ("allocated_bytes", "current"), ("allocated_bytes", "peak")
 _TURN = Lock()
@@ -60,7 +62,7 @@ class Usage(NamedTuple):
 
     def spare(self) -> int:
         """What may be taken, if anything, so that training finds a margin when it takes again what it took."""
-        was_at_work = self.peak - self.held >= _SEEN * self.total
+        was_at_work = self.peak - self.held >= max(_SEEN * self.total, _OWN)
         return max(self._left() - int(_MARGIN * self.total), 0) if was_at_work else 0
 
     def is_short(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from ckptstore.batching import batched
 from ckptstore.format.manifest import Value
 from ckptstore.state.copies import Copies
 from ckptstore.state.device_leaf import DeviceLeaf, copy_bytes
-from ckptstore.state.fingerprints import fingerprints
+from ckptstore.state.fingerprints import fingerprints, prepare
 from ckptstore.state.lanes import Lane, lane_of
 from ckptstore.state.looks import Learned, Look, Traits, traits_of
 from ckptstore.state.prints import Span, changed_spans
@@ -43,7 +44,9 @@ class DeviceStager:
         copied, and it may not before the commit is over.
         """
         by_lane = _by_lane(leaves)
-        self._lanes |= {lane: _LaneStager(lane) for lane in by_lane if lane not in self._lanes}
+        for lane, group in by_lane.items():
+            if lane not in self._lanes:
+                self._lanes[lane] = _LaneStager(lane, next(iter(group.values())).device)
         begun = {lane: self._begun(lane, group, apart=apart) for lane, group in by_lane.items()}
         staged: dict[str, TensorLeaf] = {}
         for lane, work in begun.items():
@@ -58,6 +61,12 @@ class DeviceStager:
                 f"all is copied to the host, since a device has no memory to tell what changed: {error}", stacklevel=2
             )
             return None
+
+    def prepare(self) -> None:
+        """Get ready to stage faster. Takes time, so not while training waits."""
+        with suppress(torch.OutOfMemoryError):
+            for lane in list(self._lanes.values()):
+                lane.prepare()
 
     def clear(self) -> None:
         """Free the kept memory."""
@@ -135,15 +144,21 @@ class _Begun(NamedTuple):
 class _LaneStager:
     """Stages the tensors of one device."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, lane: Lane, device: torch.device) -> None:
+        self._lane, self._device = lane, device
         self._shadows = Shadows(lane)
         self._learned = Learned()
         self._traits: Mapping[str, Traits] = {}
         self._held: Look | None = None
 
+    def prepare(self) -> None:
+        """See `DeviceStager.prepare`. Raises torch.OutOfMemoryError."""
+        prepare(self._device)
+
     def begin(self, tensors: Mapping[str, Tensor], *, apart: bool) -> _Begun:
         """Give the device its work. Raises torch.OutOfMemoryError."""
+        if not apart:  # the caller waits for the whole commit
+            self.prepare()
         self._lane.follow()
         look = Look(self._lane, tensors, self._learned)
         held, shadows, fresh = None, dict[str, Shadow](), set[str]()

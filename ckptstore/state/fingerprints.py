@@ -46,8 +46,8 @@ SEGMENT = 32 << 10
 
 WORDS = SEGMENT // 8
 _HASHES = 2
-_AT_ONCE = 64 << 20
-"""Bytes that operations of torch take at a time: they need some eight times as many beside."""
+_AT_ONCE = 16 << 20
+"""Bytes that operations of torch take at a time: they need three times as many beside."""
 _HALF = 0xFFFFFFFF
 
 
@@ -67,8 +67,16 @@ def fingerprints(tensors: Sequence[Tensor], copies: Copies | None = None) -> Ten
         Two int64 for each segment, on the device. There all is done in stream order; nothing waits.
     """
     device = tensors[0].device
-    launch = kernel(device) if device.type == "cuda" else None
-    return (launch or reference)(tensors, keys(device), copies)
+    return _FASTEST.get(device, reference)(tensors, keys(device), copies)
+
+
+def prepare(device: torch.device) -> None:
+    """Let a kernel do it there from here on, on CUDA, where one can be had. The first time, that takes seconds.
+
+    Raises torch.OutOfMemoryError.
+    """
+    if device.type == "cuda" and device not in _FASTEST:
+        _FASTEST[device] = kernel(device) or reference
 
 
 def reference(tensors: Sequence[Tensor], keys: Tensor, copies: Copies | None = None) -> Tensor:
@@ -77,7 +85,8 @@ def reference(tensors: Sequence[Tensor], keys: Tensor, copies: Copies | None = N
     if copies is not None:
         for tensor, now, target, first in zip(tensors, found, copies.targets, copies.firsts, strict=True):
             if target is not None:
-                _copy(flat_bytes(tensor), target, _is_new(now, first, copies.held))
+                held = None if first is None or copies.held is None else copies.held[first : first + len(now)]
+                _copy(flat_bytes(tensor), target, None if held is None else (now != held).any(1))
     return torch.cat(found)
 
 
@@ -93,9 +102,9 @@ def _secret() -> Tensor:
 
 
 Hashed = Callable[[Sequence[Tensor], Tensor, Copies | None], Tensor]
+_FASTEST: dict[torch.device, Hashed] = {}
 
 
-@cache
 def kernel(device: torch.device) -> Hashed | None:
     """What launches the kernel there, if Triton is installed; with a warning when it does not work.
 
@@ -137,10 +146,18 @@ def _hashed(data: Tensor, keys: Tensor) -> Tensor:
 def _hashed_at_once(data: Tensor, keys: Tensor) -> Tensor:
     rest = -len(data) % SEGMENT
     filled = torch.cat([data, data.new_zeros(rest)]) if rest or _is_odd(data) else data
-    words = filled.view(torch.int64).view(-1, 1, WORDS)
-    low = (words + keys) & _HALF
-    high = ((words >> 32) + (keys >> 32)) & _HALF
-    return (low * high).sum(2)  # wraps around as numbers modulo 2**64 do
+    words = filled.view(torch.int64).view(-1, WORDS)
+    return torch.stack([_hash(words, of_places) for of_places in keys], 1)
+
+
+def _hash(words: Tensor, keys: Tensor) -> Tensor:
+    """In place, for want of memory."""
+    low, high = words + keys, words >> 32
+    low &= _HALF
+    high += keys >> 32
+    high &= _HALF
+    low *= high
+    return low.sum(1)  # wraps around as numbers modulo 2**64 do
 
 
 def _is_odd(data: Tensor) -> bool:
@@ -148,15 +165,11 @@ def _is_odd(data: Tensor) -> bool:
     return bool(data.storage_offset() % 8 or data.data_ptr() % 8)
 
 
-def _is_new(now: Tensor, first: int | None, held: Tensor | None) -> Tensor:
-    """Which segments a target does not hold."""
-    if first is None or held is None:
-        return now.new_ones(len(now), dtype=torch.bool)
-    return (now != held[first : first + len(now)]).any(1)
-
-
-def _copy(source: Tensor, target: Tensor, new: Tensor) -> None:
-    """Copy segments that are new; that they are is known on the device only."""
+def _copy(source: Tensor, target: Tensor, new: Tensor | None) -> None:
+    """Copy segments that are new, or all; which ones are is known on the device only."""
+    if new is None:
+        target.copy_(source)
+        return
     parts = (torch.split(each, _AT_ONCE) for each in (source, target))
     for data, into, flags in zip(*parts, torch.split(new, _AT_ONCE // SEGMENT), strict=True):
         bytewise = flags.repeat_interleave(SEGMENT, output_size=len(flags) * SEGMENT)[: len(data)]

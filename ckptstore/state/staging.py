@@ -120,12 +120,16 @@ class Stager:
         return _with(flat, single | apart) if apart else flat
 
     def remember(self) -> None:
-        """Learn what is in the memory that was copied to, and which leaves change. Takes time, so not while staging."""
+        """Learn what is in the memory that was copied to, and which leaves change; get ready for devices' next ones.
+
+        Takes time, so not while staging.
+        """
         copied, self._copied = self._copied, []
         if self._fingerprint is not None:
             found = self._buffers.fingerprints(self._fingerprint, [kept.content for kept, _ in copied])
             for (kept, before), now in zip(copied, found, strict=True):
                 kept.fingerprint, kept.steady = now, before in {None, now}
+        self._devices.prepare()
 
     def _live(
         self, leaves: Leaves, sharded: Mapping[str, Tensor], owned: Owned

@@ -292,6 +292,30 @@ def test_what_gc_took_is_copied_again(store):
         assert_same(store.checkout(100)["x"], numbers() + 1)
 
 
+def test_training_does_not_wait_for_a_kernel_that_is_compiled(store, monkeypatch):
+    def prepared(device: torch.device) -> None:
+        assert gate.wait(60)
+        happened.append("prepared")
+        raise torch.OutOfMemoryError("full")  # with which a commit has nothing to do
+
+    happened, gate = list[str](), threading.Event()
+    monkeypatch.setattr("ckptstore.state.device_staging.prepare", prepared)
+    with FakeDevices() as devices:
+        handle = store.commit_async({"x": devices.put(numbers())}, step=0)
+        happened.append("returned")
+        gate.set()
+        handle.result()
+        assert happened == ["returned", "prepared"]
+
+
+def test_who_waits_for_a_commit_waits_for_the_kernel_too(store, monkeypatch):
+    happened = list[str]()
+    monkeypatch.setattr("ckptstore.state.device_staging.prepare", lambda _: happened.append("prepared"))
+    with FakeDevices() as devices:
+        store.commit({"x": devices.put(numbers())}, step=0)
+    assert happened == ["prepared"]
+
+
 def test_a_device_that_has_room_in_pieces_only(store):
     with FakeDevices() as devices:
         devices.lanes[0].broken = True

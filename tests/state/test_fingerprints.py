@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ckptstore.state.copies import Copies
-from ckptstore.state.fingerprints import SEGMENT, WORDS, fingerprints, kernel, keys, reference, segments
+from ckptstore.state.fingerprints import SEGMENT, WORDS, fingerprints, kernel, keys, prepare, reference, segments
 
 CPU = torch.device("cpu")
 SIZES = st.sampled_from([0, 1, 7, 8, 9, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 12345]) | st.integers(0, 100)
@@ -141,10 +141,8 @@ def test_much_is_hashed_a_part_at_a_time(monkeypatch):
 def test_where_the_kernel_does_not_work_torch_does_the_same(monkeypatch):
     broken: Any = types.ModuleType("ckptstore.state.fingerprint_kernel")
     monkeypatch.setitem(sys.modules, broken.__name__, broken)
-    kernel.cache_clear()
     assert kernel(torch.device("cpu")) is None  # as where Triton is missing
     broken.launch = lambda tensors, keys, copies: (_ for _ in ()).throw(RuntimeError("Failed to find C compiler"))
-    kernel.cache_clear()
     with pytest.warns(UserWarning, match="C compiler"):
         assert kernel(torch.device("cpu")) is None
 
@@ -159,16 +157,35 @@ def test_where_the_kernel_does_not_work_torch_does_the_same(monkeypatch):
 
     for launch in (odd, forgetful, eager):
         broken.launch = launch
-        kernel.cache_clear()
         with pytest.warns(UserWarning, match="something else than torch"):
             assert kernel(torch.device("cpu")) is None
     broken.launch = lambda tensors, keys, copies: (_ for _ in ()).throw(torch.OutOfMemoryError("full"))
-    kernel.cache_clear()
     with pytest.raises(torch.OutOfMemoryError):
         kernel(torch.device("cpu"))
     broken.launch = reference
     assert kernel(torch.device("cpu")) is broken.launch
-    kernel.cache_clear()
+
+
+def test_only_who_prepares_for_the_kernel_waits_for_it(monkeypatch):
+    asked: list[torch.device] = []
+
+    def kernel(device: torch.device) -> Any:
+        asked.append(device)
+        return (lambda *_: "kernel") if device.index else None
+
+    def told(device: torch.device) -> Any:
+        tensor: Any = types.SimpleNamespace(device=device)
+        return fingerprints([tensor])
+
+    names = {"kernel": kernel, "keys": lambda _: None, "reference": lambda *_: "torch", "_FASTEST": {}}
+    for name, fake in names.items():
+        monkeypatch.setattr(f"ckptstore.state.fingerprints.{name}", fake)
+    without, having = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert (told(having), asked) == ("torch", [])
+    for device in (CPU, without, having, without, having):
+        prepare(device)
+    assert asked == [without, having]
+    assert [told(device) for device in (CPU, without, having)] == ["torch", "torch", "kernel"]
 
 
 INTERPRETED = """
@@ -231,6 +248,7 @@ def test_the_kernel_for_a_gpu_loads_16_bytes_at_a_time():
 @settings(deadline=None)
 @given(tensors())
 def test_the_kernel_on_a_gpu_gives_what_torch_gives(found: list[Tensor]):
+    prepare(torch.device("cuda", 0))
     there = [tensor.cuda() for tensor in found]
     views = [torch.cat([tensor.new_zeros(3), tensor])[3:] for tensor in there]
     expected = reference(found, keys(CPU))

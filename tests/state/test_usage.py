@@ -38,6 +38,12 @@ def test_copies_are_given_up_before_training_finds_no_memory(it, short):
     assert it.is_short() == short
 
 
+def test_what_telling_fingerprints_takes_for_a_moment_is_no_training():
+    for total in (4 * GIB, 80 * GIB):
+        assert Usage(total, 0, GIB, GIB + (63 << 20)).spare() == 0
+    assert Usage(4 * GIB, 0, GIB, GIB + (64 << 20)).spare() > 0
+
+
 def asked(monkeypatch: pytest.MonkeyPatch, free: int, stats: Any) -> Usage:
     def told(_: torch.device) -> Any:
         if isinstance(stats, Exception):
