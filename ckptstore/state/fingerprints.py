@@ -47,7 +47,7 @@ SEGMENT = 32 << 10
 WORDS = SEGMENT // 8
 _HASHES = 2
 _AT_ONCE = 16 << 20
-"""Bytes that operations of torch take at a time: they need three times as many beside."""
+"""Bytes that operations of torch take at a time: they need up to five times as many beside."""
 _HALF = 0xFFFFFFFF
 
 
@@ -146,18 +146,13 @@ def _hashed(data: Tensor, keys: Tensor) -> Tensor:
 def _hashed_at_once(data: Tensor, keys: Tensor) -> Tensor:
     rest = -len(data) % SEGMENT
     filled = torch.cat([data, data.new_zeros(rest)]) if rest or _is_odd(data) else data
-    words = filled.view(torch.int64).view(-1, WORDS)
-    return torch.stack([_hash(words, of_places) for of_places in keys], 1)
-
-
-def _hash(words: Tensor, keys: Tensor) -> Tensor:
-    """In place, for want of memory."""
-    low, high = words + keys, words >> 32
-    low &= _HALF
-    high += keys >> 32
-    high &= _HALF
-    low *= high
-    return low.sum(1)  # wraps around as numbers modulo 2**64 do
+    halves = filled.view(torch.int32).view(-1, 1, 2 * WORDS)
+    sums = (halves + keys.view(torch.int32)).view(torch.int64)
+    low = sums & _HALF
+    sums >>= 32
+    sums &= _HALF  # the high ones: as signed numbers some were shifted to below zero
+    low *= sums
+    return low.sum(2)  # wraps around, as numbers modulo 2**64 do
 
 
 def _is_odd(data: Tensor) -> bool:
