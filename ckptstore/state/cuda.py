@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from ckptstore.errors import StateError
 from ckptstore.locks import Lock
+from ckptstore.state.pinned import kept, pinned
 
 _MARGIN, _SHORT, _SEEN = 0.1, 0.05, 0.001
 """Parts of a device's memory: what is left to training beyond the most that it took, what must be left to keep copies,
@@ -83,6 +83,7 @@ class CudaLane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     def follow(self) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -91,7 +92,10 @@ class CudaLane:
 
     def submit(self, work: Callable[[], object], uses: Sequence[Tensor] = ()) -> None:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            work()
+            try:
+                work()
+            finally:
+                self._done.record()
         for tensor in uses:
             tensor.record_stream(self._stream)
 
@@ -117,14 +121,8 @@ class CudaLane:
     def pinned(self, size: int) -> Tensor:
         return pinned(size)
 
-
-def pinned(size: int) -> Tensor:
-    """As many bytes of the host that devices reach by themselves; with a warning, some that they do not."""
-    try:
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-    except RuntimeError as error:
-        warnings.warn(f"copies go on slowly, since the system pins no {size} bytes: {error!r}", stacklevel=2)
-        return torch.empty(size, dtype=torch.uint8, device="cpu")  # to and from which CUDA copies before it returns
+    def kept(self, size: int) -> Tensor:
+        return kept(size, self._device, self._done)
 
 
 def cuda_lane(tensor: Tensor) -> CudaLane:

@@ -54,10 +54,13 @@ class Lane(Protocol):
         """As many bytes on the device. Raises torch.OutOfMemoryError."""
 
     def pinned(self, size: int) -> Tensor:
-        """As many bytes of the host that the device reaches by itself.
+        """As many bytes of the host that the device reaches by itself, for a while.
 
         They may be dropped while work with them is under way.
         """
+
+    def kept(self, size: int) -> Tensor:
+        """The same for long: who drops them while work is under way waits for it."""
 
 
 FINDERS: dict[str, Callable[[Tensor], Lane | None]] = {"cuda": cuda_lane}

@@ -11,7 +11,6 @@ from torch import Tensor
 from ckptstore.state.lanes import Lane
 
 _ALIGN = 512
-_SHARED = 64 << 20
 
 
 class Shadow(NamedTuple):
@@ -29,7 +28,7 @@ class Shadows:
         self._held: dict[str, Shadow] = {}
         self._settled: Mapping[str, int] = {}
         self._there = _Slabs(lane.allocate, 32 << 20, below=1 << 20)
-        self._here = _Slabs(lane.pinned, 256 << 20, below=_SHARED)  # where one alone takes up to twice its bytes
+        self._here = _Slabs(lane.kept, 256 << 20, below=64 << 20)
         self._in_pieces = False
 
     def take(self, sizes: Mapping[str, int]) -> tuple[dict[str, Shadow], set[str]]:

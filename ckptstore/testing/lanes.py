@@ -108,6 +108,9 @@ class FakeLane:
         self.crossed += size
         return torch.full((size,), _GARBAGE, dtype=torch.uint8, device="cpu")
 
+    def kept(self, size: int) -> Tensor:
+        return self.pinned(size)
+
     def _give(self, queue: FakeQueue, work: Callable[[], object]) -> None:
         with self.turn:
             queue.give(work)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckptstore.state.cuda import Usage, pinned
+from ckptstore.state.cuda import Usage
 
 GIB = 1 << 30
 DEVICE = torch.device("cuda", 0)
@@ -68,9 +68,3 @@ def test_an_allocator_that_tells_nothing_is_left_alone(monkeypatch):
     assert found.spare() == 0
     assert not found.is_short()
     assert asked(monkeypatch, 3, {}).is_short()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
-def test_where_nothing_can_be_pinned_copies_go_on():
-    with pytest.warns(UserWarning, match="pins no 5000 bytes"):
-        assert pinned(5000).shape == (5000,)
