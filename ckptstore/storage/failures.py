@@ -16,6 +16,9 @@ from ckptstore.errors import (
     StorageUnavailable,
 )
 
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Error numbers of writes for which there is no room: on the device, in a quota, or in a file."""
+READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _INSUFFICIENT = 507
 _ERRNOS = {
@@ -61,9 +64,10 @@ def write_error(error: Exception) -> type[StorageError]:
         return StorageUnavailable
     if isinstance(error, FileExistsError):
         return ObjectExists
-    if isinstance(error, PermissionError):
+    told = getattr(error, "errno", None)
+    if isinstance(error, PermissionError) or told in READ_ONLY:
         return StorageReadOnly
-    full = getattr(error, "errno", None) == errno.ENOSPC or _INSUFFICIENT in map(_status, _causes(error))
+    full = told in FULL or _INSUFFICIENT in map(_status, _causes(error))
     return StorageFull if full else StorageError
 
 

@@ -102,7 +102,9 @@ def test_roots_are_apart():
     ("error", "kind"),
     [
         (PermissionError("denied"), StorageReadOnly),
+        (OSError(errno.EROFS, "read-only"), StorageReadOnly),
         (OSError(errno.ENOSPC, "full"), StorageFull),
+        (OSError(errno.EDQUOT, "quota"), StorageFull),
         (OSError("bucket is gone"), StorageError),
         (RuntimeError("something of the library's own"), StorageError),
     ],
