@@ -157,7 +157,7 @@ class _LaneStager:
 
     def begin(self, tensors: Mapping[str, Tensor], *, apart: bool) -> _Begun:
         """Give the device its work. Raises torch.OutOfMemoryError."""
-        if not apart:  # the caller waits for the whole commit
+        if not apart and self._traits:  # the caller waits for the whole commit; but who commits once has no use for it
             self.prepare()
         self._lane.follow()
         look = Look(self._lane, tensors, self._learned)

@@ -308,12 +308,13 @@ def test_training_does_not_wait_for_a_kernel_that_is_compiled(store, monkeypatch
         assert happened == ["returned", "prepared"]
 
 
-def test_who_waits_for_a_commit_waits_for_the_kernel_too(store, monkeypatch):
+def test_who_waits_for_commits_waits_for_the_kernel_at_the_second_one(store, monkeypatch):
     happened = list[str]()
     monkeypatch.setattr("ckptstore.state.device_staging.prepare", lambda _: happened.append("prepared"))
     with FakeDevices() as devices:
-        store.commit({"x": devices.put(numbers())}, step=0)
-    assert happened == ["prepared"]
+        for step in range(2):
+            store.commit({"x": devices.put(numbers(step))}, step=step)
+            assert len(happened) == step
 
 
 def test_a_device_that_has_room_in_pieces_only(store):
