@@ -11,13 +11,12 @@ from torch import Tensor
 
 from ckptstore.errors import StateError
 from ckptstore.locks import Lock
-from ckptstore.state.pinned import kept, pinned
+from ckptstore.state.fingerprints import TAKEN
+from ckptstore.state.pinned import lasting, pinned
 
 _MARGIN, _SHORT, _SEEN = 0.1, 0.05, 0.001
 """Parts of a device's memory: what is left to training beyond the most that it took, what must be left to keep copies,
 and how much less than that it must hold now, to say that it was at work: before, nobody knows what it will take."""
-_OWN = 64 << 20
-"""Bytes that are taken for a moment to tell fingerprints, which is no work of training's."""
 
 _STATS = ("reserved_bytes", "current"), ("allocated_bytes", "current"), ("allocated_bytes", "peak")
 _TURN = Lock()
@@ -62,7 +61,8 @@ class Usage(NamedTuple):
 
     def spare(self) -> int:
         """What may be taken, if anything, so that training finds a margin when it takes again what it took."""
-        was_at_work = self.peak - self.held >= max(_SEEN * self.total, _OWN)
+        # Fingerprints take some for a moment, which is no work of training's.
+        was_at_work = self.peak - self.held >= max(_SEEN * self.total, TAKEN)
         return max(self._left() - int(_MARGIN * self.total), 0) if was_at_work else 0
 
     def is_short(self) -> bool:
@@ -83,7 +83,6 @@ class CudaLane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     def follow(self) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -92,10 +91,7 @@ class CudaLane:
 
     def submit(self, work: Callable[[], object], uses: Sequence[Tensor] = ()) -> None:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            try:
-                work()
-            finally:
-                self._done.record()
+            work()
         for tensor in uses:
             tensor.record_stream(self._stream)
 
@@ -121,8 +117,8 @@ class CudaLane:
     def pinned(self, size: int) -> Tensor:
         return pinned(size)
 
-    def kept(self, size: int) -> Tensor:
-        return kept(size, self._device, self._done)
+    def lasting(self, size: int) -> Tensor:
+        return lasting(size, self._device, lambda: self.mark().wait())
 
 
 def cuda_lane(tensor: Tensor) -> CudaLane:

@@ -64,8 +64,8 @@ class DeviceStager:
 
     def prepare(self) -> None:
         """Get ready to stage faster. Takes time, so not while training waits."""
-        with suppress(torch.OutOfMemoryError):
-            for lane in list(self._lanes.values()):
+        for lane in list(self._lanes.values()):
+            with suppress(Exception):  # whatever it is, what was staged is committed
                 lane.prepare()
 
     def clear(self) -> None:
@@ -152,14 +152,14 @@ class _LaneStager:
         self._held: Look | None = None
 
     def prepare(self) -> None:
-        """See `DeviceStager.prepare`. Raises torch.OutOfMemoryError."""
+        """See `DeviceStager.prepare`. Raises what `prepare` does."""
         prepare(self._device)
 
     def begin(self, tensors: Mapping[str, Tensor], *, apart: bool) -> _Begun:
         """Give the device its work. Raises torch.OutOfMemoryError."""
+        self._lane.follow()
         if not apart and self._traits:  # the caller waits for the whole commit; but who commits once has no use for it
             self.prepare()
-        self._lane.follow()
         look = Look(self._lane, tensors, self._learned)
         held, shadows, fresh = None, dict[str, Shadow](), set[str]()
         if apart:

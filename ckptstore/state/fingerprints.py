@@ -38,6 +38,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ckptstore.locks import Lock
 from ckptstore.state.copies import Copies
 from ckptstore.state.tensors import flat_bytes
 
@@ -47,7 +48,9 @@ SEGMENT = 32 << 10
 WORDS = SEGMENT // 8
 _HASHES = 2
 _AT_ONCE = 16 << 20
-"""Bytes that operations of torch take at a time: they need up to five times as many beside."""
+"""Bytes that operations of torch take at a time."""
+TAKEN = 6 * _AT_ONCE
+"""More bytes than they need for that beside them, and beside what they give."""
 _HALF = 0xFFFFFFFF
 
 
@@ -73,10 +76,16 @@ def fingerprints(tensors: Sequence[Tensor], copies: Copies | None = None) -> Ten
 def prepare(device: torch.device) -> None:
     """Let a kernel do it there from here on, on CUDA, where one can be had. The first time, that takes seconds.
 
-    Raises torch.OutOfMemoryError.
+    Raises torch.OutOfMemoryError, and once a warning that is to be an error.
     """
     if device.type == "cuda" and device not in _FASTEST:
-        _FASTEST[device] = kernel(device) or reference
+        with _TURN:
+            if device not in _FASTEST:
+                try:
+                    _FASTEST[device] = kernel(device) or reference
+                except Warning:
+                    _FASTEST[device] = reference
+                    raise
 
 
 def reference(tensors: Sequence[Tensor], keys: Tensor, copies: Copies | None = None) -> Tensor:
@@ -103,6 +112,7 @@ def _secret() -> Tensor:
 
 Hashed = Callable[[Sequence[Tensor], Tensor, Copies | None], Tensor]
 _FASTEST: dict[torch.device, Hashed] = {}
+_TURN = Lock()
 
 
 def kernel(device: torch.device) -> Hashed | None:

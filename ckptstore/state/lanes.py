@@ -59,7 +59,7 @@ class Lane(Protocol):
         They may be dropped while work with them is under way.
         """
 
-    def kept(self, size: int) -> Tensor:
+    def lasting(self, size: int) -> Tensor:
         """The same for long: who drops them while work is under way waits for it."""
 
 

@@ -7,18 +7,22 @@ import os
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+from ckptstore.errands import uninterrupted
 
 _PORTABLE = 1
 """`cudaHostRegisterPortable`: pinned for all devices."""
+_WIPE_ON_FORK = 18
+"""Linux's `MADV_WIPEONFORK`, which Python does not name."""
 _WORKERS = min(8, os.cpu_count() or 1)
 _PAGE = 4096
 
@@ -32,42 +36,55 @@ def pinned(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device="cpu")  # to and from which CUDA copies before it returns
 
 
-def kept(size: int, device: torch.device, used: torch.cuda.Event) -> Tensor:
-    """As many bytes for long, pinned several times as fast; `used` comes when the device is done with them.
+def lasting(size: int, device: torch.device, wait: Callable[[], None]) -> Tensor:
+    """As many bytes for long, which take less time to pin; `wait` returns once the device is done with them.
 
     CUDA's own allocation has one thread find the pages, where several do it here.
     """
-    if sys.platform != "linux":
-        return pinned(size)
+    found = uninterrupted(partial(_registered, size, device, wait))
+    return pinned(size) if found is None else found
+
+
+def _registered(size: int, device: torch.device, wait: Callable[[], None]) -> Tensor | None:
+    """None where the system refuses that."""
     memory = _mapped(size)
-    with ThreadPoolExecutor(_WORKERS) as pool:
+    if memory is None:
+        return None
+    with suppress(RuntimeError), ThreadPoolExecutor(_WORKERS) as pool:  # if no thread begins, CUDA finds the pages
         for part in np.array_split(memory[::_PAGE], _WORKERS):
             pool.submit(part.fill, 0)
     cudart = _cudart()
     with torch.cuda.device(device):
         if cudart.cudaHostRegister(memory.ctypes.data, size, _PORTABLE) != cudart.cudaError.success:
             with suppress(RuntimeError):
-                torch.zeros(1, device=device)  # CUDA tells the next call once more
-            return pinned(size)
-    weakref.finalize(memory, _let_go, memory.ctypes.data, device, used).atexit = False
+                torch.zeros(1, device=device).add_(1)  # CUDA tells the next call once more
+            return None
+    weakref.finalize(memory, _let_go, memory.ctypes.data, device, wait).atexit = False
     return torch.from_numpy(memory)
 
 
-if sys.platform == "linux":
-
-    def _mapped(size: int) -> Bytes:
-        """Untouched memory that no forked process gets: one that did could leave the device at pages nobody reads."""
+def _mapped(size: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    """Untouched memory, whose content forked processes do not get: sharing it until one of them writes could leave the
+    device at pages that are the other's.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
         mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapped.madvise(mmap.MADV_DONTFORK)
-        with suppress(OSError):  # a system without huge pages
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        return np.frombuffer(mapped, np.uint8)
+        mapped.madvise(_WIPE_ON_FORK)
+    except OSError:
+        return None
+    with suppress(OSError):  # a system without huge pages
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapped, np.uint8)
 
 
-def _let_go(address: int, device: torch.device, used: torch.cuda.Event) -> None:
+def _let_go(address: int, device: torch.device, wait: Callable[[], None]) -> None:
     with torch.cuda.device(device):
-        used.synchronize()
-        _cudart().cudaHostUnregister(address)
+        try:
+            wait()
+        finally:  # before the system gives the addresses to somebody else
+            _cudart().cudaHostUnregister(address)
 
 
 def _cudart() -> Any:

@@ -28,7 +28,7 @@ class Shadows:
         self._held: dict[str, Shadow] = {}
         self._settled: Mapping[str, int] = {}
         self._there = _Slabs(lane.allocate, 32 << 20, below=1 << 20)
-        self._here = _Slabs(lane.kept, 256 << 20, below=64 << 20)
+        self._here = _Slabs(lane.lasting, 256 << 20, below=64 << 20)
         self._in_pieces = False
 
     def take(self, sizes: Mapping[str, int]) -> tuple[dict[str, Shadow], set[str]]:

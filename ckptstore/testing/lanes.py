@@ -58,12 +58,14 @@ class FakeLane:
         room: bytes that may be allocated; `spare_bytes` tells them, and they are short when there are less than none.
         broken: whether `allocate` raises torch.OutOfMemoryError, whatever room there is.
         crossed: bytes that host memory was asked for, all in all.
+        lasted: how many of these were to last.
     """
 
     chance: random.Random
     room: int = 1 << 30
     broken: bool = False
     crossed: int = 0
+    lasted: int = 0
     current: FakeQueue = field(default_factory=FakeQueue)
     side: FakeQueue = field(default_factory=FakeQueue)
     turn: threading.RLock = field(default_factory=threading.RLock)
@@ -108,7 +110,8 @@ class FakeLane:
         self.crossed += size
         return torch.full((size,), _GARBAGE, dtype=torch.uint8, device="cpu")
 
-    def kept(self, size: int) -> Tensor:
+    def lasting(self, size: int) -> Tensor:
+        self.lasted += size
         return self.pinned(size)
 
     def _give(self, queue: FakeQueue, work: Callable[[], object]) -> None:

@@ -38,13 +38,19 @@ def room(request, monkeypatch):
 def crossed(monkeypatch):
     """Bytes of the host that a device was to reach, as they were asked for."""
     sizes: list[int] = []
-    pinned = CudaLane.pinned
 
-    def counted(lane: CudaLane, size: int) -> Tensor:
-        sizes.append(size)
-        return pinned(lane, size)
+    def count(name: str) -> None:
+        ask = getattr(CudaLane, name)
 
-    monkeypatch.setattr(CudaLane, "pinned", counted)
+        def counted(lane: CudaLane, size: int) -> Tensor:
+            sizes.append(size)
+            found: Tensor = ask(lane, size)
+            return found
+
+        monkeypatch.setattr(CudaLane, name, counted)
+
+    count("pinned")
+    count("lasting")
     return sizes
 
 

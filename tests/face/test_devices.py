@@ -256,6 +256,9 @@ def test_what_is_refused_while_a_graph_is_captured_changes_nothing(store, monkey
     def captured(_: FakeLane) -> None:
         raise StateError("a CUDA graph is being captured")
 
+    def unwanted(_: torch.device) -> None:
+        pytest.fail("compiling would spoil what is captured")
+
     def told(tensors: list[Tensor], copies: Copies) -> Tensor:
         asked.append(copies.firsts)
         return fingerprints(tensors, copies)
@@ -270,7 +273,12 @@ def test_what_is_refused_while_a_graph_is_captured_changes_nothing(store, monkey
         store.commit_async(state, step=1).result()
         with monkeypatch.context() as capturing, pytest.raises(StateError):
             capturing.setattr(FakeLane, "follow", captured)
+            capturing.setattr("ckptstore.state.device_staging.prepare", unwanted)
             store.commit_async(state, step=2)
+        with monkeypatch.context() as capturing, pytest.raises(StateError):
+            capturing.setattr(FakeLane, "follow", captured)
+            capturing.setattr("ckptstore.state.device_staging.prepare", unwanted)
+            store.commit(state, step=2)
         monkeypatch.setattr("ckptstore.state.device_staging.fingerprints", told)
         store.commit_async(state, step=3).result()
     assert asked == [[0]]
@@ -296,7 +304,7 @@ def test_training_does_not_wait_for_a_kernel_that_is_compiled(store, monkeypatch
     def prepared(device: torch.device) -> None:
         assert gate.wait(60)
         happened.append("prepared")
-        raise torch.OutOfMemoryError("full")  # with which a commit has nothing to do
+        raise UserWarning("Triton does not work")  # which may be an error, with which a commit has nothing to do
 
     happened, gate = list[str](), threading.Event()
     monkeypatch.setattr("ckptstore.state.device_staging.prepare", prepared)
@@ -388,7 +396,8 @@ def test_memory_of_the_host_is_taken_once_for_many(store, monkeypatch):
         lane, large = devices.lanes[0], {str(at): devices.put(torch.rand(1 << 20)) for at in range(3)}
         store.commit_async(large, step=0).result()
         assert lane.crossed < 1.01 * 3 * large["0"].nbytes
-        assert len(asked) == 2  # of fingerprints, and of all tensors
+        assert len(asked) == 2  # of all tensors, and of fingerprints
+        assert lane.lasted == asked[0] >= 3 * large["0"].nbytes
         assert_same(store.checkout(0), large)
 
 

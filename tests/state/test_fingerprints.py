@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 import types
 from itertools import accumulate, product
 from typing import Any
@@ -186,6 +188,37 @@ def test_only_who_prepares_for_the_kernel_waits_for_it(monkeypatch):
         prepare(device)
     assert asked == [without, having]
     assert [told(device) for device in (CPU, without, having)] == ["torch", "torch", "kernel"]
+
+
+def test_a_warning_that_is_an_error_comes_once(monkeypatch):
+    def warned(device: torch.device) -> None:
+        asked.append(device)
+        raise UserWarning("Triton does not work")
+
+    asked, device = list[torch.device](), torch.device("cuda", 0)
+    monkeypatch.setattr("ckptstore.state.fingerprints.kernel", warned)
+    monkeypatch.setattr("ckptstore.state.fingerprints._FASTEST", {})
+    with pytest.raises(UserWarning, match="Triton"):
+        prepare(device)
+    prepare(device)
+    assert asked == [device]
+
+
+def test_two_threads_have_it_compiled_once(monkeypatch):
+    def slow(device: torch.device) -> None:
+        asked.append(device)
+        begun.set()
+        time.sleep(0.1)
+
+    asked, begun, device = list[torch.device](), threading.Event(), torch.device("cuda", 0)
+    monkeypatch.setattr("ckptstore.state.fingerprints.kernel", slow)
+    monkeypatch.setattr("ckptstore.state.fingerprints._FASTEST", {})
+    first = threading.Thread(target=prepare, args=[device])
+    first.start()
+    assert begun.wait(60)
+    prepare(device)
+    first.join()
+    assert asked == [device]
 
 
 INTERPRETED = """

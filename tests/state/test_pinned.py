@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
+import signal
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ckptstore.state.cuda import CudaLane, cuda_lane
-from ckptstore.state.pinned import kept, pinned
+from ckptstore.state.pinned import lasting, pinned
 
 DEVICE = torch.device("cuda", 0)
 SIZE = (1 << 20) + 5
@@ -27,16 +32,22 @@ on_a_gpu = [
 
 
 class FakeCuda:
-    """What is done to memory, in order; registering may fail."""
+    """What is done to memory, in order; registering may fail, or be interrupted."""
 
     cudaError = SimpleNamespace(success=0)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: int = 0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: int = 0, *, interrupt: bool = False) -> None:
         self.happened: list[Any] = []
-        self.used: Any = SimpleNamespace(synchronize=lambda: self.happened.append("used"))
-        self._error = error
+        self._error, self._interrupt = error, interrupt
         monkeypatch.setattr(torch.cuda, "device", lambda _: self)
         monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+
+    def lasting(self) -> Tensor:
+        """Some memory."""
+        return lasting(SIZE, DEVICE, self.wait)
+
+    def wait(self) -> None:
+        self.happened.append("waited")
 
     def __enter__(self) -> None:
         self.happened.append("device")
@@ -45,17 +56,30 @@ class FakeCuda:
         pass
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if self._interrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
         self.happened.append(("registered", address, size, flags))
         return self._error
 
     def cudaHostUnregister(self, address: int) -> None:
+        assert mapping(address)
         self.happened.append(("let go", address))
 
 
+def mapping(address: int) -> str:
+    """What the system tells of the memory there; nothing when there is none."""
+    for told in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE):
+        first, last = (int(it, 16) for it in told.split(" ")[0].split("-")) if told else (0, 0)
+        if first <= address < last:
+            return told
+    return ""
+
+
 @on_linux
-def test_what_is_kept_is_pinned_until_its_last_part_is_gone(monkeypatch):
+def test_what_lasts_is_pinned_until_its_last_part_is_gone(monkeypatch):
     fake = FakeCuda(monkeypatch)
-    memory = kept(SIZE, DEVICE, fake.used)
+    memory = fake.lasting()
     address = memory.data_ptr()
     memory.fill_(7)
     assert (memory.dtype, memory.shape) == (torch.uint8, (SIZE,))
@@ -64,16 +88,32 @@ def test_what_is_kept_is_pinned_until_its_last_part_is_gone(monkeypatch):
     assert len(fake.happened) == 2
     assert memory.tolist() == [7] * 9
     del memory
-    assert fake.happened[2:] == ["device", "used", ("let go", address)]
+    assert fake.happened[2:] == ["device", "waited", ("let go", address)]
 
 
 @on_linux
-def test_forked_processes_do_not_get_it(monkeypatch):
-    memory = kept(SIZE, DEVICE, FakeCuda(monkeypatch).used)
-    flags = rf"^{memory.data_ptr():x}-.*?^VmFlags:(.*?)$"
-    found = re.search(flags, Path("/proc/self/smaps").read_text(), re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("threads", [True, False])
+def test_its_pages_are_there_if_threads_begin(monkeypatch, threads):
+    def none(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if not threads:
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", none)
+    memory = FakeCuda(monkeypatch).lasting()
+    found = re.search(r"^Rss: +(\d+) kB", mapping(memory.data_ptr()), re.MULTILINE)
     assert found is not None
-    assert "dc" in found[1].split()  # "do not copy area on fork"
+    assert (int(found[1]) << 10 >= SIZE) == threads
+
+
+@on_linux
+def test_a_forked_process_gets_its_room_and_nothing_of_it(monkeypatch):
+    memory = FakeCuda(monkeypatch).lasting()
+    memory.fill_(7)
+    child = os.fork()
+    if not child:
+        os._exit(int(memory.any()))
+    assert os.waitpid(child, 0)[1] == 0
+    assert memory.eq(7).all()
 
 
 @on_linux
@@ -82,13 +122,53 @@ def test_what_cannot_be_registered_is_pinned_as_torch_does(monkeypatch):
     def once_more(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
+    def given(size: int) -> Tensor:
+        assert not mapping(fake.happened[1][1])  # or it would take the memory twice
+        return pinned(size)
+
     fake = FakeCuda(monkeypatch, error=2)
     monkeypatch.setattr(torch, "zeros", once_more)
+    monkeypatch.setattr("ckptstore.state.pinned.pinned", given)
     with pytest.warns(UserWarning, match=f"pins no {SIZE} bytes"):
-        memory = kept(SIZE, DEVICE, fake.used)
-    assert memory.shape == (SIZE,)
-    del memory
+        assert fake.lasting().shape == (SIZE,)
     assert len(fake.happened) == 2
+
+
+@on_linux
+def test_where_no_room_is_mapped_torch_looks_for_some(monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    fake = FakeCuda(monkeypatch)
+    monkeypatch.setattr(mmap, "mmap", full)
+    monkeypatch.setattr("ckptstore.state.pinned.pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    assert fake.lasting().shape == (SIZE,)
+    assert not fake.happened
+
+
+@on_linux
+def test_what_is_interrupted_while_it_is_registered_is_let_go(monkeypatch):
+    fake = FakeCuda(monkeypatch, interrupt=True)
+    with pytest.raises(KeyboardInterrupt):
+        fake.lasting()
+    until = time.monotonic() + 30
+    while len(fake.happened) < 5 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert fake.happened[-1] == ("let go", fake.happened[1][1])
+
+
+@on_linux
+def test_it_is_let_go_even_when_the_device_failed(monkeypatch):
+    def failed() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    fake, told = FakeCuda(monkeypatch), list[Any]()
+    monkeypatch.setattr(fake, "wait", failed)
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    memory = fake.lasting()
+    del memory
+    assert fake.happened[-1] == ("let go", fake.happened[1][1])
+    assert len(told) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
@@ -103,8 +183,8 @@ class TestOnGpu:
     def lane(self) -> CudaLane:
         return cuda_lane(torch.empty(1, device=DEVICE))
 
-    def test_kept_memory_is_pinned(self):
-        memory = self.lane().kept(SIZE)
+    def test_what_lasts_is_pinned(self):
+        memory = self.lane().lasting(SIZE)
         assert memory.is_pinned()
         assert memory[9:].is_pinned()
 
@@ -116,7 +196,7 @@ class TestOnGpu:
         lane, source, done = self.lane(), torch.ones(1 << 30, dtype=torch.uint8, device=DEVICE), torch.cuda.Event()
         lane.follow()
         for _ in range(3):
-            memory = lane.kept(1 << 30)
+            memory = lane.lasting(1 << 30)
             lane.submit(partial(copy, memory))
             del memory
             assert done.query()
@@ -131,7 +211,7 @@ class TestOnGpu:
         fake = SimpleNamespace(cudaHostRegister=twice, cudaError=real.cudaError)
         with monkeypatch.context() as failing:
             failing.setattr(torch.cuda, "cudart", lambda: fake)
-            memory = self.lane().kept(SIZE)
+            memory = self.lane().lasting(SIZE)
         real.cudaHostUnregister(registered[0])
         assert memory.is_pinned()
         assert memory.data_ptr() != registered[0]

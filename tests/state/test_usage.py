@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from ckptstore.state.copies import Copies
 from ckptstore.state.cuda import Usage
+from ckptstore.state.fingerprints import TAKEN, keys, reference
 
 GIB = 1 << 30
 DEVICE = torch.device("cuda", 0)
@@ -38,10 +42,19 @@ def test_copies_are_given_up_before_training_finds_no_memory(it, short):
     assert it.is_short() == short
 
 
-def test_what_telling_fingerprints_takes_for_a_moment_is_no_training():
-    for total in (4 * GIB, 80 * GIB):
-        assert Usage(total, 0, GIB, GIB + (63 << 20)).spare() == 0
-    assert Usage(4 * GIB, 0, GIB, GIB + (64 << 20)).spare() > 0
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("held", [True, False])
+def test_what_telling_fingerprints_takes_for_a_moment_is_no_training(start, held):
+    data = torch.zeros((40 << 20) + 3, dtype=torch.uint8)[start:]
+    its = keys(data.device)
+    copies = Copies([torch.zeros_like(data)], [0], reference([data], its) if held else None)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        reference([data], its, copies)
+    events = [it for it in found.profiler.kineto_results.events() if it.name() == "[memory]"]
+    taken = max(accumulate(it.nbytes() for it in sorted(events, key=lambda it: it.start_ns())))
+    assert 0 < taken < TAKEN
+    assert Usage(4 * GIB, 0, GIB, GIB + taken).spare() == 0
+    assert Usage(4 * GIB, 0, GIB, GIB + TAKEN).spare() > 0
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, free: int, stats: Any) -> Usage:
