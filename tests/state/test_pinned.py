@@ -106,12 +106,13 @@ def test_its_pages_are_there_if_threads_begin(monkeypatch, threads):
 
 
 @on_linux
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_gets_its_room_and_nothing_of_it(monkeypatch):
     memory = FakeCuda(monkeypatch).lasting()
     memory.fill_(7)
     child = os.fork()
     if not child:
-        os._exit(int(memory.any()))
+        os._exit(int(memory.numpy().any()))
     assert os.waitpid(child, 0)[1] == 0
     assert memory.eq(7).all()
 
