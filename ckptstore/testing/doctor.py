@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ class _Doctor:
     @contextmanager
     def room(self) -> Iterator[list[str]]:
         """The suites to run, once what can only fail as a whole has not; removes everything in the end."""
+        missing = self._missing_folders()
         storage = self._storage(self._name)
         try:
             storage.put("begun", [b""])
@@ -114,6 +115,9 @@ class _Doctor:
                 storage.delete(info.key)
             if isinstance(storage, LocalStorage):
                 shutil.rmtree(storage.root)
+            for folder in missing:
+                with suppress(OSError):  # somebody else put something there
+                    folder.rmdir()
 
     @pytest.fixture
     def doctors_storage(self) -> Storage:
@@ -137,6 +141,12 @@ class _Doctor:
             self.findings.setdefault(
                 report.nodeid, Finding(suite.lower(), check, _told(report), _TOLERATED.get(name, ""))
             )
+
+    def _missing_folders(self) -> list[Path]:
+        """Those that will be made on the way, the deepest first."""
+        storage = open_storage(self._url, storage_options=self._options, create=False)
+        folders = [storage.root, *storage.root.parents] if isinstance(storage, LocalStorage) else []
+        return [folder for folder in folders if not folder.exists()]
 
     def _storage(self, name: str) -> Storage:
         return open_storage(f"{self._url}/{name}", storage_options=self._options, create=True)

@@ -23,6 +23,15 @@ def test_nothing_is_left_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_place_that_was_not_there_is_none_again(tmp_path):
+    for left in [], ["mine"]:
+        with doctor._Doctor(str(tmp_path / "new/store"), None, None).room():
+            for name in left:
+                (tmp_path / "new" / name).touch()
+        assert [path.name for path in tmp_path.glob("new/*")] == left
+        assert (tmp_path / "new").exists() == bool(left)
+
+
 @pytest.mark.slow
 def test_a_bucket_and_postgres(s3, postgres, asked, monkeypatch):
     endpoint = s3.options["client_kwargs"]["endpoint_url"]
