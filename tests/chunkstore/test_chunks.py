@@ -542,14 +542,6 @@ def test_an_error_of_who_gets_the_bytes_is_told(chunks):
         chunks.fetch([Fetch(digest, 100, "a leaf", deliver=deliver) for digest in digests])
 
 
-@pytest.fixture
-def interruptible():
-    """Also where the shell that began the tests has them ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("end", [KeyError, KeyboardInterrupt])
 def test_after_an_error_or_an_interrupt_nothing_more_is_begun(chunks, monkeypatch, end):

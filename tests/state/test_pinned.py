@@ -148,6 +148,7 @@ def test_where_no_room_is_mapped_torch_looks_for_some(monkeypatch):
 
 
 @on_linux
+@pytest.mark.usefixtures("interruptible")
 def test_what_is_interrupted_while_it_is_registered_is_let_go(monkeypatch):
     fake = FakeCuda(monkeypatch, interrupt=True)
     with pytest.raises(KeyboardInterrupt):
