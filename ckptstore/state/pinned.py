@@ -59,7 +59,7 @@ def _registered(size: int, device: torch.device, wait: Callable[[], None]) -> Te
             with suppress(RuntimeError):
                 torch.zeros(1, device=device).add_(1)  # CUDA tells the next call once more
             return None
-    weakref.finalize(memory, _let_go, memory.ctypes.data, device, wait).atexit = False
+    weakref.finalize(memory, _let_go, memory.base, memory.ctypes.data, device, wait).atexit = False
     return torch.from_numpy(memory)
 
 
@@ -79,11 +79,16 @@ def _mapped(size: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
     return np.frombuffer(mapped, np.uint8)
 
 
-def _let_go(address: int, device: torch.device, wait: Callable[[], None]) -> None:
+def _let_go(mapped: object, address: int, device: torch.device, wait: Callable[[], None]) -> None:
+    """What is `mapped` stays until that is done, whoever interrupts: before somebody else is given the addresses."""
+    uninterrupted(partial(_unregister, mapped, address, device, wait))
+
+
+def _unregister(_: object, address: int, device: torch.device, wait: Callable[[], None]) -> None:
     with torch.cuda.device(device):
         try:
             wait()
-        finally:  # before the system gives the addresses to somebody else
+        finally:
             _cudart().cudaHostUnregister(address)
 
 

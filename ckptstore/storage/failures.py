@@ -18,7 +18,6 @@ from ckptstore.errors import (
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of writes for which there is no room: on the device, in a quota, or in a file."""
-READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _INSUFFICIENT = 507
 _ERRNOS = {
@@ -65,7 +64,7 @@ def write_error(error: Exception) -> type[StorageError]:
     if isinstance(error, FileExistsError):
         return ObjectExists
     told = getattr(error, "errno", None)
-    if isinstance(error, PermissionError) or told in READ_ONLY:
+    if isinstance(error, PermissionError) or told == errno.EROFS:
         return StorageReadOnly
     full = told in FULL or _INSUFFICIENT in map(_status, _causes(error))
     return StorageFull if full else StorageError

@@ -23,11 +23,12 @@ from ckptstore.format import version
 from ckptstore.format.buffers import Buffer
 from ckptstore.storage.base import ObjectInfo, RangeRead
 from ckptstore.storage.durable import make_folder, publish, sync_folder, write_file
-from ckptstore.storage.failures import FULL, READ_ONLY
+from ckptstore.storage.failures import FULL
 from ckptstore.storage.keys import TEMPORARY, check_key, check_prefix
 from ckptstore.storage.open_files import OpenFiles
 
 _OPEN_FILES = 64
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _DAMAGED = {errno.EIO, errno.EBADMSG}
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -285,5 +286,5 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = StorageFull if error.errno in FULL else StorageReadOnly if error.errno in READ_ONLY else StorageError
+        kind = StorageFull if error.errno in FULL else StorageReadOnly if error.errno in _READ_ONLY else StorageError
         raise kind(f"cannot write {path}: {error.strerror}") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
@@ -100,9 +101,7 @@ class _Doctor:
     @contextmanager
     def room(self) -> Iterator[list[str]]:
         """The suites to run, once what can only fail as a whole has not; removes everything in the end."""
-        missing = self._missing_folders()
-        storage = self._storage(self._name)
-        try:
+        with _removing(self._missing_folders()), self._empty_storage() as storage:
             storage.put("begun", [b""])
             if self._catalog is None and isinstance(storage, LocalStorage):
                 self._catalog = catalog_url(storage, None)
@@ -110,14 +109,6 @@ class _Doctor:
                 with _empty_catalog(self._catalog) as url:
                     open_catalog(url, create=True).close()
             yield ["TestStorage"] if self._catalog is None else ["TestStorage", "TestCatalog"]
-        finally:
-            for info in storage.list(""):
-                storage.delete(info.key)
-            if isinstance(storage, LocalStorage):
-                shutil.rmtree(storage.root)
-            for folder in missing:
-                with suppress(OSError):  # somebody else put something there
-                    folder.rmdir()
 
     @pytest.fixture
     def doctors_storage(self) -> Storage:
@@ -144,12 +135,36 @@ class _Doctor:
 
     def _missing_folders(self) -> list[Path]:
         """Those that will be made on the way, the deepest first."""
-        storage = open_storage(self._url, storage_options=self._options, create=False)
-        folders = [storage.root, *storage.root.parents] if isinstance(storage, LocalStorage) else []
+        storage = self._storage(self._name, create=False)
+        folders = list(storage.root.parents) if isinstance(storage, LocalStorage) else []
+        catalog = None if self._catalog is None else make_url(self._catalog)
+        if catalog is not None and catalog.get_backend_name() == "sqlite":
+            folders += Path(str(catalog.database)).absolute().parents
         return [folder for folder in folders if not folder.exists()]
 
-    def _storage(self, name: str) -> Storage:
-        return open_storage(f"{self._url}/{name}", storage_options=self._options, create=True)
+    @contextmanager
+    def _empty_storage(self) -> Iterator[Storage]:
+        storage = self._storage(self._name)
+        try:
+            yield storage
+        finally:
+            for info in storage.list(""):
+                storage.delete(info.key)
+            if isinstance(storage, LocalStorage):
+                shutil.rmtree(storage.root)
+
+    def _storage(self, name: str, *, create: bool = True) -> Storage:
+        return open_storage(f"{self._url}/{name}", storage_options=self._options, create=create)
+
+
+@contextmanager
+def _removing(folders: list[Path]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for folder in folders:
+            with suppress(OSError):  # nobody made it, or somebody else put something there
+                folder.rmdir()
 
 
 @contextmanager

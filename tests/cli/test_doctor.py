@@ -9,7 +9,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ckptstore.errors import CatalogError
+from ckptstore.errors import CatalogError, StorageFull
+from ckptstore.storage import Storage, open_storage
 from ckptstore.testing import doctor
 from ckptstore.testing.doctor import examine
 
@@ -24,12 +25,26 @@ def test_nothing_is_left_behind(tmp_path):
 
 
 def test_a_place_that_was_not_there_is_none_again(tmp_path):
+    catalog = f"sqlite:///{tmp_path}/new/deep/catalog.sqlite"
     for left in [], ["mine"]:
-        with doctor._Doctor(str(tmp_path / "new/store"), None, None).room():
+        with doctor._Doctor(f"{tmp_path}/new/store/", catalog, None).room():
             for name in left:
                 (tmp_path / "new" / name).touch()
         assert [path.name for path in tmp_path.glob("new/*")] == left
         assert (tmp_path / "new").exists() == bool(left)
+
+
+def test_a_place_that_cannot_be_made_is_none_either(tmp_path, monkeypatch):
+    def full(_: doctor._Doctor, name: str, *, create: bool = True) -> Storage:
+        if create:
+            (tmp_path / "new/store").mkdir(parents=True)
+            raise StorageFull("no space")
+        return open_storage(f"{tmp_path}/new/store/{name}", create=False)
+
+    monkeypatch.setattr(doctor._Doctor, "_storage", full)
+    with pytest.raises(StorageFull), doctor._Doctor(f"{tmp_path}/new/store", None, None).room():
+        pass
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow

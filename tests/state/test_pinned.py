@@ -160,6 +160,29 @@ def test_what_is_interrupted_while_it_is_registered_is_let_go(monkeypatch):
 
 
 @on_linux
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("place", ["__enter__", "wait", "cudaHostUnregister"])
+def test_what_is_interrupted_while_it_is_let_go_is(monkeypatch, place):
+    def interrupted(fake: FakeCuda, *arguments: Any) -> None:
+        if len(fake.happened) > 1:  # it is registered
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+        its(fake, *arguments)
+
+    its, told = getattr(FakeCuda, place), list[Any]()
+    monkeypatch.setattr(FakeCuda, place, interrupted)
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    fake = FakeCuda(monkeypatch)
+    memory = fake.lasting()
+    del memory
+    until = time.monotonic() + 30
+    while len(fake.happened) < 5 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert fake.happened[2:] == ["device", "waited", ("let go", fake.happened[1][1])]
+    assert [it.exc_type for it in told] == [KeyboardInterrupt]  # Python tells no one else of it
+
+
+@on_linux
 def test_it_is_let_go_even_when_the_device_failed(monkeypatch):
     def failed() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import ssl
 import sys
 import uuid
 
@@ -103,6 +104,7 @@ def test_roots_are_apart():
     [
         (PermissionError("denied"), StorageReadOnly),
         (OSError(errno.EROFS, "read-only"), StorageReadOnly),
+        (ssl.SSLError(errno.EPERM, "of OpenSSL, which counts its errors itself"), StorageError),
         (OSError(errno.ENOSPC, "full"), StorageFull),
         (OSError(errno.EDQUOT, "quota"), StorageFull),
         (OSError("bucket is gone"), StorageError),
