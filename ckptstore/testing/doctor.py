@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
@@ -137,9 +136,10 @@ class _Doctor:
         """Those that will be made on the way, the deepest first."""
         storage = self._storage(self._name, create=False)
         folders = list(storage.root.parents) if isinstance(storage, LocalStorage) else []
-        catalog = None if self._catalog is None else make_url(self._catalog)
-        if catalog is not None and catalog.get_backend_name() == "sqlite":
-            folders += Path(str(catalog.database)).absolute().parents
+        if self._catalog is not None:
+            with closing(Database(self._catalog)) as database:
+                file = _file_of(database)
+                folders += file.absolute().parents if file else []
         return [folder for folder in folders if not folder.exists()]
 
     @contextmanager
@@ -172,8 +172,9 @@ def _empty_catalog(url: str) -> Iterator[str]:
     """The URL of an empty place in a database: a file beside SQLite's, a schema of its own in Postgres."""
     name = f"ckptstore_doctor_{uuid.uuid4().hex[:12]}"
     with closing(Database(url)) as database:
-        if database.parsed.get_backend_name() == "sqlite":
-            path = Path(str(database.parsed.database)).with_name(name)
+        file = _file_of(database)
+        if file is not None:
+            path = file.with_name(name)
             try:
                 yield sqlite_url(path)
             finally:
@@ -188,6 +189,11 @@ def _empty_catalog(url: str) -> Iterator[str]:
         finally:
             with database.write() as db:
                 db.exec_driver_sql(f"DROP SCHEMA {name} CASCADE")
+
+
+def _file_of(database: Database) -> Path | None:
+    """SQLite's."""
+    return Path(str(database.parsed.database)) if database.parsed.get_backend_name() == "sqlite" else None
 
 
 def _told(report: pytest.TestReport) -> str:
