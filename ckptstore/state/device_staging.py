@@ -150,6 +150,7 @@ class _LaneStager:
         self._learned = Learned()
         self._traits: Mapping[str, Traits] = {}
         self._held: Look | None = None
+        self._is_new = True
 
     def prepare(self) -> None:
         """See `DeviceStager.prepare`. Raises what `prepare` does."""
@@ -158,8 +159,9 @@ class _LaneStager:
     def begin(self, tensors: Mapping[str, Tensor], *, apart: bool) -> _Begun:
         """Give the device its work. Raises torch.OutOfMemoryError."""
         self._lane.follow()
-        if not apart and self._traits:  # the caller waits for the whole commit; but who commits once has no use for it
+        if not apart and not self._is_new:  # the caller waits for the whole commit; who commits once has no use for it
             self.prepare()
+        self._is_new = False
         look = Look(self._lane, tensors, self._learned)
         held, shadows, fresh = None, dict[str, Shadow](), set[str]()
         if apart:

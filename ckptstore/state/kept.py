@@ -44,8 +44,13 @@ class Kept:
     def fault(self) -> None:
         """Bring the pages in, so that whoever writes next need not wait for them. Destroys the content."""
         if not self.faulted:
-            self.content[::_PAGE] = 0
+            fault(self.content)
             self.faulted = True
+
+
+def fault(content: Bytes) -> None:
+    """Bring in the pages that begin within, where it begins with one. Destroys the content."""
+    content[::_PAGE] = 0
 
 
 class KeptBuffers:

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from ckptstore.errands import uninterrupted
+from ckptstore.state.kept import Bytes, fault
 
 _PORTABLE = 1
 """`cudaHostRegisterPortable`: pinned for all devices."""
 _WIPE_ON_FORK = 18
 """Linux's `MADV_WIPEONFORK`, which Python does not name."""
 _WORKERS = min(8, os.cpu_count() or 1)
-_PAGE = 4096
+_AT_ONCE = 8 << 20
 
 
 def pinned(size: int) -> Tensor:
@@ -51,8 +52,7 @@ def _registered(size: int, device: torch.device, wait: Callable[[], None]) -> Te
     if memory is None:
         return None
     with suppress(RuntimeError), ThreadPoolExecutor(_WORKERS) as pool:  # if no thread begins, CUDA finds the pages
-        for part in np.array_split(memory[::_PAGE], _WORKERS):
-            pool.submit(part.fill, 0)
+        pool.map(fault, [memory[at : at + _AT_ONCE] for at in range(0, size, _AT_ONCE)])
     cudart = _cudart()
     with torch.cuda.device(device):
         if cudart.cudaHostRegister(memory.ctypes.data, size, _PORTABLE) != cudart.cudaError.success:
@@ -63,7 +63,7 @@ def _registered(size: int, device: torch.device, wait: Callable[[], None]) -> Te
     return torch.from_numpy(memory)
 
 
-def _mapped(size: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+def _mapped(size: int) -> Bytes | None:
     """Untouched memory, whose content forked processes do not get: sharing it until one of them writes could leave the
     device at pages that are the other's.
     """

@@ -325,6 +325,20 @@ def test_who_waits_for_commits_waits_for_the_kernel_at_the_second_one(store, mon
             assert len(happened) == step
 
 
+def test_a_device_without_memory_for_torchs_operations_gets_the_kernel_all_the_same(store, monkeypatch):
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    happened = list[str]()
+    monkeypatch.setattr("ckptstore.state.device_staging.prepare", lambda _: happened.append("prepared"))
+    monkeypatch.setattr(FakeLane, "submit", full)
+    with FakeDevices() as devices:
+        for step in range(2):
+            store.commit({"x": devices.put(numbers(step))}, step=step)
+            assert_same(store.checkout(step)["x"], numbers(step))
+    assert happened == ["prepared"]
+
+
 def test_a_device_that_has_room_in_pieces_only(store):
     with FakeDevices() as devices:
         devices.lanes[0].broken = True
