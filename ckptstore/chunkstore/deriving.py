@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.encoding import Encoder, Made, NewChunk, Piece, unwritten
 from ckptstore.chunkstore.needs import Way
-from ckptstore.format.codecs import Effort
+from ckptstore.chunkstore.reliance import TURNS, Reliance
+from ckptstore.format.codecs import Effort, differs_little
 from ckptstore.format.codecs.base import NoGain
 from ckptstore.format.manifest import split_digests
 
-_LONGEST = 2
-"""How many times in a row a chunk may be what was made of the one before it: readers decode all of them."""
+_SMALLEST = 1 << 14
+"""Computing smaller chunks would cost their readers more than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,19 @@ class Derivation:
     newer: Mapping[bytes, memoryview]
     below: Sequence[ChunkLocation]
 
+    @property
+    def added(self) -> float:
+        """What `Reliance` is told: the older chunk is read in place of this one, and all the others beside it."""
+        return (self.made.work + len(self.below) - 1) * self.below[0].raw_length
+
     def encode(self, digest: bytes, piece: Piece, older: Mapping[bytes, memoryview]) -> NewChunk | None:
-        """The chunk, when its codec finds it to be what it should be; `older` has the bytes of what is not damaged."""
+        """The chunk, when it is what its codec expects, and not nearly what it was; `older` has what is not damaged."""
         if not all(base in older for base in self.made.older):
             return None
+        bases = [*(older[base] for base in self.made.older), *self.newer.values()]
+        if differs_little(piece.data, piece.form, bases[0], TURNS):
+            return None
         try:
-            bases = [*(older[base] for base in self.made.older), *self.newer.values()]
             payload = self.made.codec.encode(piece.data, piece.form, bases)
         except NoGain:
             return None
@@ -75,7 +85,8 @@ def derivations(
 
     Left out are those that would weigh too much on their readers, however small they become.
     """
-    told = {digest: piece.made() for digest, piece in fresh.items() if piece.made is not None}
+    large = {digest: piece for digest, piece in fresh.items() if len(piece.data) >= _SMALLEST}
+    told = {digest: piece.made() for digest, piece in large.items() if piece.made is not None}
     made = {digest: found for digest, found in told.items() if found is not None}
     if not made:
         return {}
@@ -88,19 +99,40 @@ def derivations(
     }
 
 
+class Turns(NamedTuple):
+    """Chunks that a step made, each of which is computed from what was whole in the commit before, or else is whole.
+
+    Attributes:
+        now: those that are computed this time.
+        all: the others too, and what these are made of.
+    """
+
+    now: Mapping[bytes, Derivation]
+    all: AbstractSet[bytes]
+
+
+def turns(fresh: Mapping[bytes, Piece], known: Mapping[bytes, Derivation], reliance: Reliance) -> Turns:
+    """As many are computed as readers can bear, those first that add little; the next time it is the others' turn."""
+    cheapest = sorted(known, key=lambda digest: known[digest].added)
+    now = {digest: known[digest] for digest in cheapest if reliance.bears(known[digest].added)}
+    parts = {digest for digest, piece in fresh.items() if piece.made or piece.goes_on} if known else set[bytes]()
+    return Turns(now, parts)
+
+
 def encode(
     group: Sequence[tuple[bytes, Piece]],
     encoder: Encoder,
     effort: Effort,
     near: Mapping[bytes, ChunkLocation],
-    derived: Mapping[bytes, Derivation],
+    turns: Turns,
 ) -> list[NewChunk]:
     """Each chunk as what it was made of, or else as the encoder does it."""
-    found = {digest: derived[digest] for digest, _ in group if digest in derived}
+    found = {digest: turns.now[digest] for digest, _ in group if digest in turns.now}
     older = encoder.read({base for each in found.values() for base in each.made.older})
     known = {digest: found[digest].encode(digest, piece, older) for digest, piece in group if digest in found}
+    encoder.reliance.add(-sum(found[digest].added for digest, chunk in known.items() if chunk is None))
     others = [(digest, piece) for digest, piece in group if known.get(digest) is None]
-    rest = iter(encoder.encode(others, effort, near))
+    rest = iter(encoder.encode(others, effort, near, turns.all))
     return [known.get(digest) or next(rest) for digest, _ in group]
 
 
@@ -113,7 +145,7 @@ def _derivation(
         return None  # chunks that are alike, such as zeros
     if not all(name in fresh for name in newer) or not all(name in pinned for name in made.older):
         return None
-    if _steps(made.older[0], pinned) >= _LONGEST:
+    if not _takes_turns(pinned[made.older[0]], pinned):
         return None
     return Derivation(made, {name: fresh[name].data for name in newer}, _below(made.older, pinned))
 
@@ -127,9 +159,8 @@ def _below(digests: Iterable[bytes], pinned: Mapping[bytes, ChunkLocation]) -> l
     return list(found.values())
 
 
-def _steps(digest: bytes, pinned: Mapping[bytes, ChunkLocation]) -> int:
-    """How many times in a row a chunk was made of what it was before; a difference is none of them."""
-    count = 0
-    while len(pinned[digest].bases) > 1:
-        count, digest = count + 1, pinned[digest].bases[0]
-    return count
+def _takes_turns(older: ChunkLocation, pinned: Mapping[bytes, ChunkLocation]) -> bool:
+    """Not what was computed, since readers would have to compute both, nor a small difference, as this will be too."""
+    if len(older.bases) > 1:
+        return False
+    return not older.bases or older.length >= TURNS * pinned[older.bases[0]].length

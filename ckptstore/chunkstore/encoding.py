@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
-from ckptstore.chunkstore.reliance import Reliance
+from ckptstore.chunkstore.reliance import TURNS, Reliance
 from ckptstore.errors import CorruptData
 from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs import BYTES, DELTA, Codec, Effort, Form, Level, encode
@@ -32,11 +33,15 @@ class Loan(Protocol):
 
 
 class Made(NamedTuple):
-    """A codec that knows how a chunk was made: of chunks of the store, and then of those just before it."""
+    """A codec that knows how a chunk was made: of chunks of the store, and then of those just before it.
+
+    `work` is what that takes who reads it, beside what it was made of, to reading and decoding a whole chunk.
+    """
 
     codec: Codec
     older: tuple[bytes, ...]
     newer: int
+    work: float
 
 
 class Piece(NamedTuple):
@@ -124,21 +129,24 @@ class Encoder:
         }
 
     def encode(
-        self, group: Sequence[tuple[bytes, Piece]], effort: Effort, near: Mapping[bytes, ChunkLocation]
+        self,
+        group: Sequence[tuple[bytes, Piece]],
+        effort: Effort,
+        near: Mapping[bytes, ChunkLocation],
+        turns: AbstractSet[bytes],
     ) -> list[NewChunk]:
-        """Each chunk, on what it may rest or whole, whatever is smaller."""
+        """Each chunk, on what it may rest or whole, whatever is smaller; of `turns` whole unless that halves them."""
         bases = self.read({near[digest].digest for digest, _ in group if digest in near})
         found = []
         for digest, piece in group:
             base = near.get(digest)
             raw = None if base is None else bases.get(base.digest)
-            made = encode(piece.data, piece.form, raw, effort, self.reliance.share)
-            chunk, size = NewChunk(digest, made.codec, made.payload, len(piece.data)), len(made.payload)
+            share = TURNS if digest in turns else self.reliance.share
+            made = encode(piece.data, piece.form, raw, effort, share)
+            chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
             if base is not None and made.uses_base:
                 chunk = chunk._replace(base=base.digest, below=[base])
-                self.reliance.count(base.length, size)
-            else:
-                self.reliance.count(size, 0)
+                self.reliance.add(len(piece.data) * len(made.payload) / base.length)
             found.append(chunk)
         return found
 

@@ -130,13 +130,20 @@ def jobs_for(wishes: Sequence[Fetch], located: Mapping[bytes, ChunkLocation], wa
 
 
 def families(jobs: Sequence[Job], way: Way, room: int) -> Iterator[Family | Job]:
-    """Those that rest on several chunks, with few jobs before them that share these, where all fit into the room."""
+    """Those that rest on several chunks, with few jobs before them that share these, where all fit into the room.
+
+    What lies between them comes along.
+    """
+    if all(len(job.bases) < 2 for job in jobs):
+        yield from jobs
+        return
     family: Family | Job | None = None
     held: set[bytes] = set()
-    for job in jobs:
-        full = family is not None and len(family.jobs) == _FAMILY
-        shared = [base for base in job.bases if base.digest in held] if len(job.bases) > 1 and not full else []
-        joined: Family | Job | None = _joined(family, job, shared, way) if family and shared else None
+    for number, job in enumerate(jobs):
+        joined: Family | Job | None = None
+        near = jobs[number : number + _FAMILY - len(family.jobs)] if family else ()
+        if family and any(_shares(later, held) for later in near):
+            joined = _joined(family, job, [base for base in job.bases if base.digest in held], way)
         if joined is None or joined.needed > room:
             if family is not None:
                 yield family
@@ -153,6 +160,10 @@ def batches(found: Sequence[Family | Job], scratch: int) -> Iterator[list[Job]]:
         for near in groups(of_pack, lambda family: family.size, BATCH_BYTES, _BATCH_CHUNKS):
             for some in groups(near, lambda family: family.scratch, max(scratch, 1), _BATCH_CHUNKS):
                 yield [job for family in some for job in family.jobs]
+
+
+def _shares(job: Job, held: set[bytes]) -> bool:
+    return len(job.bases) > 1 and not held.isdisjoint(base.digest for base in job.bases)
 
 
 def _joined(family: Family | Job, job: Job, shared: Iterable[ChunkLocation], way: Way) -> Family:

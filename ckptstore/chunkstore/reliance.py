@@ -8,24 +8,37 @@ FEW = 0.88
 """What a difference may be of what its chunk is alone: who reads it reads and decodes another one as well."""
 MANY = 0.8
 """The same where differences already add more than `ROOM`."""
+TURNS = 0.5
+"""The same for chunks that are computed from whole ones, and so are as good as nothing every other time."""
 ROOM = 0.45
-"""Bytes of differences, to the bytes that all chunks of the commit are when whole."""
+"""What is added, to what reading the whole commit would take if nothing rested on anything."""
 
 
 class Reliance:
-    """Of one commit, whose chunks several threads encode."""
+    """Of one commit, whose chunks several threads encode; all in raw bytes, as if whole chunks took them alike."""
 
     def __init__(self) -> None:
-        self._alone = self._added = 0
+        self._all = self._added = 0.0
         self._lock = Lock()
 
     @property
     def share(self) -> float:
         """What the next difference may be of what its chunk is alone."""
-        return FEW if self._added <= ROOM * self._alone else MANY
+        return FEW if self._added <= ROOM * self._all else MANY
 
-    def count(self, alone: int, added: int) -> None:
-        """One more chunk: what is read of whole chunks for it, and beside that."""
+    def expect(self, size: int) -> None:
+        """So many bytes come."""
         with self._lock:
-            self._alone += alone
+            self._all += size
+
+    def bears(self, added: float) -> bool:
+        """Whether there is room for one more chunk that adds so much; it is added then."""
+        with self._lock:
+            bearable = self._added + added <= ROOM * self._all
+            self._added += added if bearable else 0
+        return bearable
+
+    def add(self, added: float) -> None:
+        """What a chunk adds; less than 0 where it was to add something, and does not."""
+        with self._lock:
             self._added += added

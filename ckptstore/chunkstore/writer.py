@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 from ckptstore.catalog.records import ChunkLocation, NewPack
 from ckptstore.chunkstore.claims import Claims
-from ckptstore.chunkstore.deriving import Derivation, Pile, derivations, encode
+from ckptstore.chunkstore.deriving import Derivation, Pile, Turns, derivations, encode, turns
 from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.locations import location_of
@@ -176,8 +176,10 @@ class ChunkWriter:
         """Put chunks under their digests on their way into packs, even if the store holds them already."""
         if self._refuse is not None and not fresh.keys() <= self._lost:
             raise self._refuse
-        self._reserve(sum(len(piece.data) for piece in fresh.values()) // packs.TARGET_BYTES)
-        derived = self._derivations(fresh)
+        size = sum(len(piece.data) for piece in fresh.values())
+        self._reserve(size // packs.TARGET_BYTES)
+        self._encoder.reliance.expect(size)
+        turning = turns(fresh, self._derivations(fresh), self._encoder.reliance)
         near: dict[bytes, ChunkLocation] | None = None
         pile = Pile(self._encoder.way)
         for batch in _together(fresh.items(), _WINDOW_COPIES, _WINDOW_CHUNKS):
@@ -187,9 +189,9 @@ class ChunkWriter:
                 near = self._encoder.near(fresh, self._claims.pin)
             rests_on = (near or {}) if effort == "best" else {}
             with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in batch)) as sizes:
-                made = self._encoded(batch, effort, rests_on, derived)
-                if derived:
-                    made = self._lighter(made, pile, batch, effort, rests_on)
+                made = self._encoded(batch, effort, rests_on, turning)
+                if turning.now:
+                    made = self._lighter(made, pile, batch, effort, rests_on, turning.all)
                 sizes += [len(chunk.payload) for chunk in made]
             self._take(made)
 
@@ -206,10 +208,10 @@ class ChunkWriter:
         batch: Sequence[tuple[bytes, Piece]],
         effort: Effort,
         near: Mapping[bytes, ChunkLocation],
-        derived: Mapping[bytes, Derivation],
+        turning: Turns,
     ) -> list[NewChunk]:
         parts = _together(batch, _BATCH_BYTES, _BATCH_CHUNKS)
-        work = partial(encode, encoder=self._encoder, effort=effort, near=near, derived=derived)
+        work = partial(encode, encoder=self._encoder, effort=effort, near=near, turns=turning)
         return [chunk for part in self._workers.map(work, parts) for chunk in part]
 
     def _lighter(
@@ -219,10 +221,11 @@ class ChunkWriter:
         batch: Sequence[tuple[bytes, Piece]],
         effort: Effort,
         near: Mapping[bytes, ChunkLocation],
+        parts: AbstractSet[bytes],
     ) -> list[NewChunk]:
         """The chunks, those encoded again that rest on too much."""
         heavy = pile.heavy(made, near)
-        again = self._encoded([item for item in batch if item[0] in heavy], effort, near, {})
+        again = self._encoded([item for item in batch if item[0] in heavy], effort, near, Turns({}, parts))
         instead = {chunk.digest: chunk for chunk in again}
         return [instead.get(chunk.digest, chunk) for chunk in made]
 

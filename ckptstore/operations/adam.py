@@ -20,6 +20,7 @@ from ckptstore.state.adam import Recipe
 from ckptstore.state.values import decode
 
 _BASES = 3
+_WORK = {Kind.WEIGHT: 1.0, Kind.SECOND: 0.7}
 _NUMBERS = {"float32": Number.FLOAT32, "bfloat16": Number.BFLOAT16}
 _HYPERPARAMETERS = ("lr", "eps", "weight_decay", "betas", "decoupled_weight_decay")
 _SCALARS = {"float32": "<f4", "float64": "<f8"}
@@ -65,7 +66,9 @@ class Trained:
         steps = self._steps(recipe)
         paths = [recipe.weight] if kind is Kind.WEIGHT else [recipe.second, recipe.first]
         older = [self._lineage.base(path, self._entries[path], number) for path in paths] if steps else []
-        return Made(Adam(kind, steps), tuple(older), newer=_BASES - len(older)) if steps and all(older) else None
+        if not steps or not all(older):
+            return None
+        return Made(Adam(kind, steps), tuple(older), newer=_BASES - len(older), work=_WORK[kind])
 
 
 def steps_between(older: Mapping[str, Entry], newer: Mapping[str, Entry], recipe: Recipe) -> list[Step]:

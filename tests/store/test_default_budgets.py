@@ -11,6 +11,7 @@ from torch import nn
 import ckptstore
 from ckptstore.chunkstore import deriving
 from ckptstore.chunkstore.needs import DEFAULT_BUDGET, Way, granted
+from ckptstore.chunkstore.reliance import Reliance
 from ckptstore.errors import BudgetTooSmall
 from ckptstore.format.packs import pack_key
 from ckptstore.testing.equality import assert_same
@@ -123,7 +124,9 @@ def test_what_weighs_more_is_read_all_the_same(places, monkeypatch):
     training, where = Training(8 * MIB), ("local", "sealed", 8 * MIB)
     with monkeypatch.context() as patch:
         patch.setattr(Way, "is_light", lambda *_: True)
-        patch.setattr(deriving, "_LONGEST", 4)
+        patch.setattr(deriving, "_takes_turns", lambda *_: True)
+        patch.setattr(deriving, "differs_little", lambda *_: False)
+        patch.setattr(Reliance, "bears", lambda *_: True)
         with places.open(*where) as store:
             held = committed(store, training, range(4))
     with places.open(*where) as store:
@@ -155,7 +158,7 @@ def test_chunks_of_the_usual_size_are_computed_again(places, place, sealed):
         for step in range(2):
             store.commit(training.trained(), step=step)
         first, second = (store.find(step).new_bytes for step in range(2))
-        assert second < 0.4 * first
+        assert second < 0.7 * first
 
 
 @pytest.mark.parametrize("level", ["best", "auto"])

@@ -34,6 +34,7 @@ __all__ = [
     "Form",
     "Level",
     "codec_numbered",
+    "differs_little",
     "encode",
 ]
 
@@ -73,3 +74,10 @@ def encode(
         if smallest is not None and len(smallest.payload) < worth(level) * len(raw):
             return smallest
     return Encoded(RAW.number, RAW.encode(raw))
+
+
+def differs_little(raw: memoryview, form: Form, base: memoryview, reliance: float) -> bool:
+    """Whether the difference to `base` seems to take at most the share `reliance` of what the chunk takes alone."""
+    from ckptstore.format.codecs import choice
+
+    return choice.differs_little(raw, form, base, reliance)

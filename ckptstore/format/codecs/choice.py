@@ -32,6 +32,12 @@ def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effo
     return [candidate for candidate in found if candidate.share < worth(level)]
 
 
+def differs_little(raw: memoryview, form: Form, base: memoryview, reliance: float) -> bool:
+    """See `codecs.differs_little`."""
+    alone = min(Zstd().share(raw), Planes().plans(raw, form)[0].share)
+    return Delta().plan(raw, form, base).share < reliance * alone
+
+
 def worth(level: Effort) -> float:
     """The share of the raw bytes that an encoding must stay below."""
     return _MUCH if level == "light" else _WORTH
