@@ -104,11 +104,11 @@ class Turns(NamedTuple):
 
     Attributes:
         now: those that are computed this time.
-        all: the others too, and what these are made of.
+        waiting: the others, and what any of them is made of.
     """
 
     now: Mapping[bytes, Derivation]
-    all: AbstractSet[bytes]
+    waiting: AbstractSet[bytes]
 
 
 def turns(fresh: Mapping[bytes, Piece], known: Mapping[bytes, Derivation], reliance: Reliance) -> Turns:
@@ -116,7 +116,7 @@ def turns(fresh: Mapping[bytes, Piece], known: Mapping[bytes, Derivation], relia
     cheapest = sorted(known, key=lambda digest: known[digest].added)
     now = {digest: known[digest] for digest in cheapest if reliance.bears(known[digest].added)}
     parts = {digest for digest, piece in fresh.items() if piece.made or piece.goes_on} if known else set[bytes]()
-    return Turns(now, parts)
+    return Turns(now, parts - now.keys())
 
 
 def encode(
@@ -132,7 +132,7 @@ def encode(
     known = {digest: found[digest].encode(digest, piece, older) for digest, piece in group if digest in found}
     encoder.reliance.add(-sum(found[digest].added for digest, chunk in known.items() if chunk is None))
     others = [(digest, piece) for digest, piece in group if known.get(digest) is None]
-    rest = iter(encoder.encode(others, effort, near, turns.all))
+    rest = iter(encoder.encode(others, effort, near, turns.waiting))
     return [known.get(digest) or next(rest) for digest, _ in group]
 
 

@@ -133,15 +133,15 @@ class Encoder:
         group: Sequence[tuple[bytes, Piece]],
         effort: Effort,
         near: Mapping[bytes, ChunkLocation],
-        turns: AbstractSet[bytes],
+        waiting: AbstractSet[bytes],
     ) -> list[NewChunk]:
-        """Each chunk, on what it may rest or whole, whatever is smaller; of `turns` whole unless that halves them."""
+        """Each chunk on what it may rest, or whole, whatever is smaller; what is `waiting` whole unless that halves it."""
         bases = self.read({near[digest].digest for digest, _ in group if digest in near})
         found = []
         for digest, piece in group:
             base = near.get(digest)
             raw = None if base is None else bases.get(base.digest)
-            share = TURNS if digest in turns else self.reliance.share
+            share = TURNS if digest in waiting else self.reliance.share
             made = encode(piece.data, piece.form, raw, effort, share)
             chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
             if base is not None and made.uses_base:

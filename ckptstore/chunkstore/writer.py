@@ -191,7 +191,7 @@ class ChunkWriter:
             with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in batch)) as sizes:
                 made = self._encoded(batch, effort, rests_on, turning)
                 if turning.now:
-                    made = self._lighter(made, pile, batch, effort, rests_on, turning.all)
+                    made = self._lighter(made, pile, batch, effort, rests_on, turning.waiting)
                 sizes += [len(chunk.payload) for chunk in made]
             self._take(made)
 
@@ -221,11 +221,11 @@ class ChunkWriter:
         batch: Sequence[tuple[bytes, Piece]],
         effort: Effort,
         near: Mapping[bytes, ChunkLocation],
-        parts: AbstractSet[bytes],
+        waiting: AbstractSet[bytes],
     ) -> list[NewChunk]:
         """The chunks, those encoded again that rest on too much."""
         heavy = pile.heavy(made, near)
-        again = self._encoded([item for item in batch if item[0] in heavy], effort, near, Turns({}, parts))
+        again = self._encoded([item for item in batch if item[0] in heavy], effort, near, Turns({}, waiting))
         instead = {chunk.digest: chunk for chunk in again}
         return [instead.get(chunk.digest, chunk) for chunk in made]
 

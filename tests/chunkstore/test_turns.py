@@ -42,7 +42,7 @@ def test_as_many_are_computed_as_fit_the_lightest_first(found, others):
     waiting = [known[digest].added for digest in known.keys() - chosen.now.keys()]
     assert all(taken + added > room for added in waiting)
     assert max((each.added for each in chosen.now.values()), default=0) <= min(waiting, default=float("inf"))
-    assert chosen.all == (fresh.keys() if known else set())
+    assert chosen.waiting == (fresh.keys() - chosen.now.keys() if known else set())
 
 
 def test_the_older_chunk_is_read_in_place_of_the_new_one():
