@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.encoding import Encoder, Made, NewChunk, Piece, unwritten
 from ckptstore.chunkstore.needs import Way
-from ckptstore.chunkstore.reliance import TURNS, Reliance
+from ckptstore.chunkstore.reliance import HALF, Reliance
 from ckptstore.format.codecs import Effort, differs_little
 from ckptstore.format.codecs.base import NoGain
 from ckptstore.format.manifest import split_digests
@@ -43,7 +43,7 @@ class Derivation:
         if not all(base in older for base in self.made.older):
             return None
         bases = [*(older[base] for base in self.made.older), *self.newer.values()]
-        if differs_little(piece.data, piece.form, bases[0], TURNS):
+        if differs_little(piece.data, piece.form, bases[0], HALF):
             return None
         try:
             payload = self.made.codec.encode(piece.data, piece.form, bases)
@@ -163,4 +163,4 @@ def _takes_turns(older: ChunkLocation, pinned: Mapping[bytes, ChunkLocation]) ->
     """Not what was computed, since readers would have to compute both, nor a small difference, as this will be too."""
     if len(older.bases) > 1:
         return False
-    return not older.bases or older.length >= TURNS * pinned[older.bases[0]].length
+    return not older.bases or older.length >= HALF * pinned[older.bases[0]].length

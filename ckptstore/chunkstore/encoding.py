@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
-from ckptstore.chunkstore.reliance import TURNS, Reliance
+from ckptstore.chunkstore.reliance import HALF, Reliance
 from ckptstore.errors import CorruptData
 from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs import BYTES, DELTA, Codec, Effort, Form, Level, encode
@@ -135,13 +135,13 @@ class Encoder:
         near: Mapping[bytes, ChunkLocation],
         waiting: AbstractSet[bytes],
     ) -> list[NewChunk]:
-        """Each chunk on what it may rest, or whole, whatever is smaller; what is `waiting` whole unless that halves it."""
+        """Each chunk on what it may rest, or whole, whatever is smaller; what waits whole unless that halves it."""
         bases = self.read({near[digest].digest for digest, _ in group if digest in near})
         found = []
         for digest, piece in group:
             base = near.get(digest)
             raw = None if base is None else bases.get(base.digest)
-            share = TURNS if digest in waiting else self.reliance.share
+            share = HALF if digest in waiting else self.reliance.share
             made = encode(piece.data, piece.form, raw, effort, share)
             chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
             if base is not None and made.uses_base:

@@ -8,9 +8,9 @@ FEW = 0.88
 """What a difference may be of what its chunk is alone: who reads it reads and decodes another one as well."""
 MANY = 0.8
 """The same where differences already add more than `ROOM`."""
-TURNS = 0.5
-"""The same for chunks that are computed from whole ones, and so are as good as nothing every other time."""
-ROOM = 0.45
+HALF = 0.5
+"""The same beyond `MOST`, and for chunks that are computed from whole ones, as good as nothing every other time."""
+ROOM, MOST = 0.45, 0.6
 """What is added, to what reading the whole commit would take if nothing rested on anything."""
 
 
@@ -24,7 +24,9 @@ class Reliance:
     @property
     def share(self) -> float:
         """What the next difference may be of what its chunk is alone."""
-        return FEW if self._added <= ROOM * self._all else MANY
+        if self._added <= ROOM * self._all:
+            return FEW
+        return MANY if self._added <= MOST * self._all else HALF
 
     def expect(self, size: int) -> None:
         """So many bytes come."""

@@ -8,7 +8,7 @@ from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.deriving import Derivation, derivations, turns
 from ckptstore.chunkstore.encoding import Made, Piece
 from ckptstore.chunkstore.needs import Way
-from ckptstore.chunkstore.reliance import FEW, MANY, ROOM, Reliance
+from ckptstore.chunkstore.reliance import FEW, HALF, MANY, ROOM, Reliance
 from ckptstore.format.codecs import RAW
 
 SIZE = 1 << 16
@@ -84,7 +84,9 @@ def test_where_much_rests_on_others_little_does_that_saves_little():
     reliance = relied(100)
     reliance.add(45)
     assert reliance.share == FEW
-    reliance.add(1)
+    reliance.add(15)
     assert reliance.share == MANY
+    reliance.add(1)
+    assert reliance.share == HALF
     reliance.expect(100)
     assert reliance.share == FEW
