@@ -8,9 +8,9 @@ the commit, and only what it does not hold is encoded, in one of three ways (`en
 - whole.
 
 The first that is worth it wins, as long as all that the chunk then rests on can be read within the usual memory budget
-by who reads on the same `Way` (`Pile`), and a checkout takes at most half as long again for what all chunks rest on
-(`Reliance`): what is computed is so every other time (`Turns`). Encoded chunks are appended to a pack, which is put
-when it is full.
+by who reads on the same `Way` (`Pile`), and a checkout of all takes about half as long again at most for what chunks
+rest on (`Reliance`): what is computed is so every other time (`Turns`). Encoded chunks are appended to a pack, which is
+put when it is full.
 
 Out, by the reader: a `Fetch` is a wish for one chunk. With where it lies and what it rests on it becomes a `Job`; jobs
 that lie near each other are read in one batch, in reading order, and decoded straight to where they go.

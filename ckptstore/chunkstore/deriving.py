@@ -27,11 +27,13 @@ class Derivation:
         made: the codec, and what the chunk was made of.
         newer: digests and bytes of the chunks of this commit that it was made of.
         below: all that those of the store rest on, pinned; these too.
+        rests: whether the older chunk was computed itself: this one is not, or readers would have to compute both.
     """
 
     made: Made
     newer: Mapping[bytes, memoryview]
     below: Sequence[ChunkLocation]
+    rests: bool
 
     @property
     def added(self) -> float:
@@ -111,11 +113,11 @@ class Turns(NamedTuple):
     waiting: AbstractSet[bytes]
 
 
-def turns(fresh: Mapping[bytes, Piece], known: Mapping[bytes, Derivation], reliance: Reliance) -> Turns:
+def turns(known: Mapping[bytes, Derivation], reliance: Reliance) -> Turns:
     """As many are computed as readers can bear, those first that add little; the next time it is the others' turn."""
-    cheapest = sorted(known, key=lambda digest: known[digest].added)
-    now = {digest: known[digest] for digest in cheapest if reliance.bears(known[digest].added)}
-    parts = {digest for digest, piece in fresh.items() if piece.made or piece.goes_on} if known else set[bytes]()
+    ready = sorted((digest for digest in known if not known[digest].rests), key=lambda digest: known[digest].added)
+    now = {digest: known[digest] for digest in ready if reliance.bears(known[digest].added)}
+    parts = known.keys() | {newer for each in known.values() for newer in each.newer}
     return Turns(now, parts - now.keys())
 
 
@@ -143,11 +145,14 @@ def _derivation(
     names = {*made.older, *newer}
     if digest in names or len(names) < len(made.older) + made.newer:
         return None  # chunks that are alike, such as zeros
-    if not all(name in fresh for name in newer) or not all(name in pinned for name in made.older):
+    size = len(fresh[digest].data)
+    if not all(name in fresh for name in newer) or not all(_holds(pinned.get(name), size) for name in made.older):
         return None
-    if not _takes_turns(pinned[made.older[0]], pinned):
-        return None
-    return Derivation(made, {name: fresh[name].data for name in newer}, _below(made.older, pinned))
+    older = pinned[made.older[0]]
+    if _differs_little(older, pinned):
+        return None  # and so will this one
+    below = _below(made.older, pinned)
+    return Derivation(made, {name: fresh[name].data for name in newer}, below, rests=_was_computed(older))
 
 
 def _below(digests: Iterable[bytes], pinned: Mapping[bytes, ChunkLocation]) -> list[ChunkLocation]:
@@ -159,8 +164,13 @@ def _below(digests: Iterable[bytes], pinned: Mapping[bytes, ChunkLocation]) -> l
     return list(found.values())
 
 
-def _takes_turns(older: ChunkLocation, pinned: Mapping[bytes, ChunkLocation]) -> bool:
-    """Not what was computed, since readers would have to compute both, nor a small difference, as this will be too."""
-    if len(older.bases) > 1:
-        return False
-    return not older.bases or older.length >= HALF * pinned[older.bases[0]].length
+def _holds(place: ChunkLocation | None, size: int) -> bool:
+    return place is not None and place.raw_length == size
+
+
+def _was_computed(place: ChunkLocation) -> bool:
+    return len(place.bases) > 1
+
+
+def _differs_little(place: ChunkLocation, pinned: Mapping[bytes, ChunkLocation]) -> bool:
+    return len(place.bases) == 1 and place.length < HALF * pinned[place.base].length

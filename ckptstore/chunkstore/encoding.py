@@ -146,7 +146,7 @@ class Encoder:
             chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
             if base is not None and made.uses_base:
                 chunk = chunk._replace(base=base.digest, below=[base])
-                self.reliance.add(len(piece.data) * len(made.payload) / base.length)
+                self.reliance.add(len(piece.data) * min(1, len(made.payload) / base.length))
             found.append(chunk)
         return found
 

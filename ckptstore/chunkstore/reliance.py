@@ -1,4 +1,4 @@
-"""How much of a commit may rest on other chunks: a checkout shall take at most half as long again for that."""
+"""How much of a commit may rest on other chunks: a checkout of all shall take about half as long again at most."""
 
 from __future__ import annotations
 

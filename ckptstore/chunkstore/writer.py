@@ -179,7 +179,7 @@ class ChunkWriter:
         size = sum(len(piece.data) for piece in fresh.values())
         self._reserve(size // packs.TARGET_BYTES)
         self._encoder.reliance.expect(size)
-        turning = turns(fresh, self._derivations(fresh), self._encoder.reliance)
+        turning = turns(self._derivations(fresh), self._encoder.reliance)
         near: dict[bytes, ChunkLocation] | None = None
         pile = Pile(self._encoder.way)
         for batch in _together(fresh.items(), _WINDOW_COPIES, _WINDOW_CHUNKS):
@@ -191,7 +191,7 @@ class ChunkWriter:
             with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in batch)) as sizes:
                 made = self._encoded(batch, effort, rests_on, turning)
                 if turning.now:
-                    made = self._lighter(made, pile, batch, effort, rests_on, turning.waiting)
+                    made = self._lighter(made, pile, batch, effort, rests_on, turning)
                 sizes += [len(chunk.payload) for chunk in made]
             self._take(made)
 
@@ -221,11 +221,12 @@ class ChunkWriter:
         batch: Sequence[tuple[bytes, Piece]],
         effort: Effort,
         near: Mapping[bytes, ChunkLocation],
-        waiting: AbstractSet[bytes],
+        turning: Turns,
     ) -> list[NewChunk]:
         """The chunks, those encoded again that rest on too much."""
         heavy = pile.heavy(made, near)
-        again = self._encoded([item for item in batch if item[0] in heavy], effort, near, Turns({}, waiting))
+        self._encoder.reliance.add(-sum(turning.now[digest].added for digest in heavy & turning.now.keys()))
+        again = self._encoded([item for item in batch if item[0] in heavy], effort, near, turning._replace(now={}))
         instead = {chunk.digest: chunk for chunk in again}
         return [instead.get(chunk.digest, chunk) for chunk in made]
 

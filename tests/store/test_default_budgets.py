@@ -124,7 +124,7 @@ def test_what_weighs_more_is_read_all_the_same(places, monkeypatch):
     training, where = Training(8 * MIB), ("local", "sealed", 8 * MIB)
     with monkeypatch.context() as patch:
         patch.setattr(Way, "is_light", lambda *_: True)
-        patch.setattr(deriving, "_takes_turns", lambda *_: True)
+        patch.setattr(deriving, "_was_computed", lambda _: False)
         patch.setattr(deriving, "differs_little", lambda *_: False)
         patch.setattr(Reliance, "bears", lambda *_: True)
         with places.open(*where) as store:
