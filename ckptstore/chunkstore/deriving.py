@@ -85,7 +85,8 @@ def derivations(
 ) -> dict[bytes, Derivation]:
     """Of those new chunks that were made of others. These are of the store, or stand before them among the new ones.
 
-    Left out are those that would weigh too much on their readers, however small they become.
+    Left out are those that would weigh too much on their readers, however small they become, and those that are small,
+    or small differences as they were before.
     """
     large = {digest: piece for digest, piece in fresh.items() if len(piece.data) >= _SMALLEST}
     told = {digest: piece.made() for digest, piece in large.items() if piece.made is not None}
@@ -149,7 +150,7 @@ def _derivation(
     if not all(name in fresh for name in newer) or not all(_holds(pinned.get(name), size) for name in made.older):
         return None
     older = pinned[made.older[0]]
-    if _differs_little(older, pinned):
+    if _is_small_difference(older, pinned):
         return None  # and so will this one
     below = _below(made.older, pinned)
     return Derivation(made, {name: fresh[name].data for name in newer}, below, rests=_was_computed(older))
@@ -172,5 +173,5 @@ def _was_computed(place: ChunkLocation) -> bool:
     return len(place.bases) > 1
 
 
-def _differs_little(place: ChunkLocation, pinned: Mapping[bytes, ChunkLocation]) -> bool:
+def _is_small_difference(place: ChunkLocation, pinned: Mapping[bytes, ChunkLocation]) -> bool:
     return len(place.bases) == 1 and place.length < HALF * pinned[place.base].length
