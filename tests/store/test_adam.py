@@ -167,7 +167,7 @@ class Elsewhere(Training):
             parameter.data += torch.randn_like(parameter) * 1e-4
 
 
-def test_what_adam_did_not_make_is_stored_as_it_is(store):
+def test_what_adam_did_not_make_is_a_difference_as_ever(store):
     held = committed(store, Elsewhere(), range(3))
     assert codecs_of_weights(store, 1) == {DELTA}  # it was their turn
     check(store, held)
