@@ -22,14 +22,14 @@ from ckptstore.operations import address, history
 from ckptstore.operations.address import Ref
 from ckptstore.operations.background import Background, WhenBusy
 from ckptstore.operations.paths import as_globs
-from ckptstore.operations.preloading import import_committing
+from ckptstore.operations.preloading import import_committing, import_staging
 from ckptstore.operations.view import Views
 from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:
     from ckptstore.operations.handles import CommitHandle
     from ckptstore.operations.ranks.ranks import Group
-    from ckptstore.operations.ranks.together import Wish
+    from ckptstore.operations.ranks.wishes import Wish
 
 DEFAULT_RUN = "main"
 DEFAULT_CHUNK_BYTES = 4 * MIB
@@ -181,6 +181,7 @@ class Store(Keeping):
             RankFailed: another rank failed, or is gone.
             InterpreterExiting: too late; nothing was begun.
         """
+        import_committing()
         wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle, replicated=replicated)
         return self._background.commit(wish, process_group, progress)
 
@@ -199,6 +200,7 @@ class Store(Keeping):
 
         `own` is what several ranks had each for itself, by rank.
         """
+        import_committing()
         wish = self._wish(state, step, metadata, parent, None, allow_pickle=allow_pickle, own=own)
         return self._background.commit(wish, None, progress, alone=True)
 
@@ -239,6 +241,7 @@ class Store(Keeping):
             when_busy: "wait" for the background commit in flight, or "raise" CommitInFlight; among ranks on all, when
                 any has one.
         """
+        import_staging()
         wish = self._wish(app_state, step, metadata, parent, run, allow_pickle=allow_pickle, replicated=replicated)
         return self._background.launch(wish, process_group, just_in_time=just_in_time, when_busy=when_busy)
 
@@ -359,8 +362,7 @@ class Store(Keeping):
         run: str | None,
         **leaves: Any,
     ) -> Wish:
-        import_committing()
-        from ckptstore.operations.ranks.together import Wish, flattened
+        from ckptstore.operations.ranks.wishes import Wish, flattened
 
         name = self._run if run is None else run
         draft = partial(self._draft, name, step, metadata, parent)

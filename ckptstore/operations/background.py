@@ -24,7 +24,7 @@ from ckptstore.progress import ProgressCallback, meter
 if TYPE_CHECKING:  # they import torch, for which nobody waits who only closes a store
     from ckptstore.operations.history import Draft
     from ckptstore.operations.ranks.ranks import Group
-    from ckptstore.operations.ranks.together import Wish
+    from ckptstore.operations.ranks.wishes import Wish
     from ckptstore.state.staging import Staged, Stager
     from ckptstore.state.tree import Flat
 

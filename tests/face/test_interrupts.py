@@ -506,7 +506,7 @@ def test_who_can_begin_no_thread_imports_without_one(monkeypatch):
         raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 says
 
     monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
-    preloading.import_committing.__wrapped__()
+    preloading._import_apart.__wrapped__(["operations.commit"])
 
 
 _INTERRUPTED_IMPORT = """
@@ -521,16 +521,39 @@ class Interrupting(importlib.abc.MetaPathFinder):
             os.kill(os.getpid(), signal.SIGUSR1)
 signal.signal(signal.SIGUSR1, save)
 sys.meta_path.insert(0, Interrupting())
-store.commit({"x": torch.zeros(300)}, step=0)
+getattr(store, sys.argv[3])({"x": torch.zeros(300)}, step=0)
+store.close()
 print(store.steps(), saved, store.read("handler@1", "x").sum().item())
 """
 
 
-@pytest.mark.parametrize("module", ["operations.commit", "state.live", "operations.ranks.together", "state.staging"])
-def test_a_handler_may_save_while_the_first_commit_imports_what_it_needs(tmp_path, module):
-    command = [sys.executable, "-c", _INTERRUPTED_IMPORT, tmp_path / "store", f"ckptstore.{module}"]
+@pytest.mark.parametrize(
+    ("call", "module"),
+    [("commit", name) for name in ("operations.commit", "state.live", "operations.ranks.together", "state.staging")]
+    + [("commit_async", name) for name in ("operations.ranks.wishes", "state.staging", "operations.commit")],
+)
+def test_a_handler_may_save_while_the_first_commit_imports_what_it_needs(tmp_path, call, module):
+    command = [sys.executable, "-c", _INTERRUPTED_IMPORT, tmp_path / "store", f"ckptstore.{module}", call]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.stdout, done.stderr) == ("[0] [1] 300.0\n", "")
+
+
+_LATE_IMPORT = """
+import importlib.abc, sys, threading, torch, ckptstore
+store, returned = ckptstore.open(sys.argv[1]), threading.Event()
+class Late(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "ckptstore.operations.commit":
+            print(returned.wait(30))
+sys.meta_path.insert(0, Late())
+handle = store.commit_async({"x": torch.ones(300)}, step=0)
+returned.set()
+print(handle.result().step, store.read(0, "x").sum().item())
+"""
+
+
+def test_the_first_call_does_not_wait_for_what_only_the_background_needs(tmp_path):
+    assert run(_LATE_IMPORT, tmp_path / "store").stdout == "True\n0 300.0\n"
 
 
 def test_a_handler_that_steps_while_a_step_copies_is_refused(tmp_path, monkeypatch):
