@@ -113,8 +113,24 @@ class _Begun(NamedTuple):
     def work(self, tensors: Mapping[str, Tensor]) -> None:
         """The device's, with some of them."""
         rows = {path: as_row_major(tensor) for path, tensor in tensors.items()}
+        if self.is_first:
+            copy_bytes((self.shadows[path].content, flat_bytes(row)) for path, row in rows.items())
+            return
         self.look.add(fingerprints(list(rows.values()), self._copies(list(rows))))
         self.rows.update((path, row) for path, row in rows.items() if self._there(path) is None)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether all is copied within the device, to where nothing was: fingerprints can be told of the copies later."""
+        return len(self.fresh) == len(self.look.sizes) and not any(shadow.on_host for shadow in self.shadows.values())
+
+    def tell(self, lane: Lane) -> None:
+        """Let the device tell the fingerprints of what it copied."""
+        for paths in batched(list(self.look.sizes), _AT_ONCE):
+            lane.submit(partial(self._tell, paths))
+
+    def _tell(self, paths: Sequence[str]) -> None:
+        self.look.add(fingerprints([self.shadows[path].content for path in paths]))
 
     def _copies(self, paths: Sequence[str]) -> Copies | None:
         """To the shadows that the device has."""
@@ -165,14 +181,19 @@ class _LaneStager:
         look = Look(self._lane, tensors, self._learned)
         held, shadows, fresh = None, dict[str, Shadow](), set[str]()
         if apart:
-            held, self._held = self._held, None  # until they hold what they shall
+            if self._held is not None and self._held.is_told:
+                held = self._held
+            self._held = None  # until they hold what they shall
             shadows, fresh = self._shadows.take(look.sizes)
         begun = _Begun(look, {}, shadows, fresh, held)
         for some in batched(list(tensors.items()), _AT_ONCE):
             self._lane.submit(partial(begun.work, dict(some)))
         if apart:
             self._lane.hold_back()
-        look.bring()
+        if begun.is_first:
+            look.bring_later(partial(begun.tell, self._lane))
+        else:
+            look.bring()
         return begun
 
     def finish(self, begun: _Begun, *, apart: bool) -> dict[str, DeviceLeaf]:

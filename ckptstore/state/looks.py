@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Hashable, Mapping
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ckptstore.locks import Lock
 from ckptstore.state.fingerprints import segments
 from ckptstore.state.lanes import Lane, Mark
-from ckptstore.state.prints import Prints, Span, untouched
+from ckptstore.state.prints import Prints, Rows, Span, unlike_any, untouched
 from ckptstore.state.tensors import as_tracked, same_place
 
 Digests = Mapping[str, dict[Span, bytes]]
@@ -48,9 +48,17 @@ def traits_of(tensor: Tensor, before: Traits | None) -> Traits:
     )
     if before is not None and before.key == key and tensor.nbytes:  # the place of an empty one lasts as long as it
         return before
-    form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    tracked = as_tracked(form, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
-    return Traits(key, tracked, same_place(tensor))
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    form = _form(tensor.shape, tensor.stride(), tensor.dtype, parameter=is_parameter, requires_grad=tensor.requires_grad)
+    return Traits(key, form, same_place(tensor))
+
+
+@lru_cache(1024)
+def _form(
+    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, *, parameter: bool, requires_grad: bool
+) -> Tensor:
+    made = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return as_tracked(made, parameter=parameter, requires_grad=requires_grad)
 
 
 class Learned:
@@ -88,6 +96,7 @@ class Look:
         self.sizes = {path: tensor.nbytes for path, tensor in tensors.items()}
         self._lane, self._learned = lane, learned
         self._parts: list[Tensor] = []
+        self._tell: Callable[[], None] | None = None
         self._ready: Mark | None = None
         self._prints: Prints | None = None
         self._digests: Digests | None = None
@@ -96,6 +105,16 @@ class Look:
     def add(self, hashes: Tensor) -> None:
         """The fingerprints of the next ones of the tensors, on the device."""
         self._parts.append(hashes)
+
+    def bring_later(self, tell: Callable[[], None]) -> None:
+        """What the lane was given so far has read the tensors; `tell` adds the fingerprints, once somebody asks for them."""
+        self._tell = tell
+        self._ready = self._lane.mark()
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the device was given all that the fingerprints take."""
+        return self._tell is None
 
     def bring(self) -> None:
         """Let the device bring those that are added until it comes to that."""
@@ -110,7 +129,7 @@ class Look:
         return dict(zip(self.sizes, accumulate(map(segments, self.sizes.values()), initial=0), strict=False))
 
     def wait(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has read the tensors."""
         assert self._ready is not None
         self._ready.wait()
         self.tensors = {}
@@ -134,7 +153,19 @@ class Look:
 
     def _printed(self) -> Prints:
         if self._prints is None:
-            self.wait()
-            self._prints = Prints(self.sizes, self._found.view(torch.int64).view(-1, 2).numpy().copy())
-            del self._found
+            self._prints = Prints(self.sizes, self._rows())
         return self._prints
+
+    def _rows(self) -> Rows:
+        if self._tell is not None:
+            try:
+                self._parts.clear()
+                self._tell()
+                self.bring()
+            except torch.OutOfMemoryError:
+                return unlike_any(self.sizes)
+            self._tell = None
+        self.wait()
+        rows = self._found.view(torch.int64).view(-1, 2).numpy().copy()
+        del self._found
+        return rows

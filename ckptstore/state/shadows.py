@@ -27,7 +27,7 @@ class Shadows:
         self._lane = lane
         self._held: dict[str, Shadow] = {}
         self._settled: Mapping[str, int] = {}
-        self._there = _Slabs(lane.allocate, 32 << 20, below=1 << 20)
+        self._there = _Slabs(lane.allocate, 512 << 20, below=32 << 20)
         self._here = _Slabs(lane.lasting, 256 << 20, below=64 << 20)
         self._in_pieces = False
 

@@ -25,7 +25,7 @@ import ckptstore
 from ckptstore import BudgetTooSmall, CommitInFlight, CorruptData, KeepLast, StateError
 from ckptstore.operations.ranks.ranks import Ranks
 from ckptstore.state.copies import Copies
-from ckptstore.state.device_staging import _LaneStager
+from ckptstore.state.device_staging import _Begun, _LaneStager
 from ckptstore.state.fingerprints import fingerprints
 from ckptstore.state.looks import Learned, Look
 from ckptstore.state.new_arrays import allocate, finish
@@ -314,6 +314,61 @@ def test_training_does_not_wait_for_a_kernel_that_is_compiled(store, monkeypatch
         gate.set()
         handle.result()
         assert happened == ["returned", "prepared"]
+
+
+def test_a_first_call_gives_the_device_nothing_but_copies(store, monkeypatch):
+    def told(tensors: list[Tensor], copies: Copies | None = None) -> Tensor:
+        happened.append("told")
+        assert gate.wait(60)
+        return fingerprints(tensors, copies)
+
+    happened, gate = list[str](), threading.Event()
+    monkeypatch.setattr("ckptstore.state.device_staging.fingerprints", told)
+    with FakeDevices() as devices, running_at_once(monkeypatch):
+        state = {"x": devices.put(numbers())}
+        handle = store.commit_async(state, step=0)
+        handle.wait_staged()
+        happened.append("returned")
+        gate.set()
+        assert handle.result().new_bytes > 4 * COUNT
+        assert sorted(happened) == ["returned", "told"]
+        assert store.commit_async(state, step=1).result().new_bytes < 1000
+
+
+def test_what_a_device_cannot_tell_later_for_want_of_memory_is_new_next_time(store, monkeypatch):
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    with FakeDevices() as devices:
+        lane, state = devices.lanes[0], {"x": devices.put(numbers())}
+        with monkeypatch.context() as patched:
+            patched.setattr(_Begun, "tell", full)
+            store.commit_async(state, step=0).result()
+        crossed = []
+        for step in range(1, 4):
+            lane.train(state["x"][step].zero_)
+            before, expected = lane.crossed, numbers()
+            expected[1 : step + 1] = 0
+            store.commit_async(state, step=step).result()
+            crossed.append(lane.crossed - before)
+            assert_same(store.checkout(step)["x"], expected)
+    assert crossed == [FINGERPRINTS + 4 * COUNT, FINGERPRINTS + CHUNK, FINGERPRINTS + CHUNK]
+
+
+def test_what_was_copied_for_a_commit_that_told_nothing_is_copied_again(store, monkeypatch):
+    def fail(_: Staged) -> None:
+        raise StateError("odd")
+
+    with FakeDevices() as devices:
+        lane, state = devices.lanes[0], {"x": devices.put(numbers())}
+        with monkeypatch.context() as patched, pytest.raises(StateError, match="odd"):
+            patched.setattr(Staged, "prepare", fail)
+            store.commit_async(state, step=0).result()
+        lane.train(state["x"][:9].zero_)
+        store.commit_async(state, step=1).result()
+        expected = numbers()
+        expected[:9] = 0
+        assert_same(store.checkout(1)["x"], expected)
 
 
 def test_who_waits_for_commits_waits_for_the_kernel_at_the_second_one(store, monkeypatch):
