@@ -121,7 +121,7 @@ class _Begun(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether all is copied within the device, to where nothing was: fingerprints can be told of the copies later."""
+        """Whether all is copied within the device, to where nothing was: the copies can be told of later."""
         return len(self.fresh) == len(self.look.sizes) and not any(shadow.on_host for shadow in self.shadows.values())
 
     def tell(self, lane: Lane) -> None:

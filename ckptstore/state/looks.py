@@ -48,9 +48,8 @@ def traits_of(tensor: Tensor, before: Traits | None) -> Traits:
     )
     if before is not None and before.key == key and tensor.nbytes:  # the place of an empty one lasts as long as it
         return before
-    is_parameter = isinstance(tensor, torch.nn.Parameter)
-    form = _form(tensor.shape, tensor.stride(), tensor.dtype, parameter=is_parameter, requires_grad=tensor.requires_grad)
-    return Traits(key, form, same_place(tensor))
+    tracked = {"parameter": isinstance(tensor, torch.nn.Parameter), "requires_grad": tensor.requires_grad}
+    return Traits(key, _form(tensor.shape, tensor.stride(), tensor.dtype, **tracked), same_place(tensor))
 
 
 @lru_cache(1024)
@@ -107,7 +106,7 @@ class Look:
         self._parts.append(hashes)
 
     def bring_later(self, tell: Callable[[], None]) -> None:
-        """What the lane was given so far has read the tensors; `tell` adds the fingerprints, once somebody asks for them."""
+        """What the lane was given so far has read the tensors; `tell` adds the fingerprints, once asked for."""
         self._tell = tell
         self._ready = self._lane.mark()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -25,14 +25,15 @@ class Owned:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], changing: AbstractSet[int] = frozenset()) -> None:
-        self._places: dict[Hashable, list[Tensor]] = {}
+        self._beginning: dict[int, list[Tensor]] = {}
         self._sharing: dict[int, list[Optimizer]] = {}
         for optimizer in optimizers:
             for tensor in _tensors(optimizer):
-                if _storage(tensor) in changing:
+                storage = _storage(tensor)
+                if storage in changing:
                     continue
-                self._places.setdefault(same_place(tensor), []).append(tensor)
-                owners = self._sharing.setdefault(_storage(tensor), [])
+                self._beginning.setdefault(tensor.data_ptr(), []).append(tensor)
+                owners = self._sharing.setdefault(storage, [])
                 if optimizer not in owners:
                     owners.append(optimizer)
 
@@ -43,7 +44,8 @@ class Owned:
         """
         if not isinstance(array, Tensor) or not _is_plain(array):
             return [], []
-        own = self._places.get(same_place(array), [])
+        there = self._beginning.get(array.data_ptr(), ())
+        own = [tensor for tensor in there if tensor is array or same_place(tensor) == same_place(array)]
         return self._sharing[_storage(array)] if own else [], [tensor for tensor in own if tensor is not array]
 
 

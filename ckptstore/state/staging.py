@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from ckptstore.state.optimizers import Owned, changed_by_calls
 from ckptstore.state.pieces import PiecedLeaf
 from ckptstore.state.shards import form_of
 from ckptstore.state.steps import Hooks, is_within_one, stepping
-from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, lacks_address, plain_bytes
+from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, is_row_major, lacks_address, plain_bytes
 from ckptstore.state.tree import Flat
 
 _SMALL = 4096
@@ -137,7 +138,7 @@ class Stager:
         live: dict[str, TensorLeaf | Value] = {}
         lenders: dict[Optimizer, list[Lender]] = {}
         for path, leaf in leaves.items():
-            owners, twins = owned.owners(leaf.tensor) if _plain(leaf) is not None else ([], [])
+            owners, twins = owned.owners(leaf.tensor) if _may_be_lent(leaf) else ([], [])
             if owners:
                 shown = [*twins, sharded[path]] if path in sharded else twins
                 live[path] = made = live_leaf(path, leaf, shown, self._buffers)
@@ -181,6 +182,13 @@ def _plain(leaf: TensorLeaf | Value) -> Bytes | None:
     """Memory of the host that is worth being kept."""
     plain = plain_bytes(leaf.tensor) if isinstance(leaf, TensorLeaf) and leaf.nbytes >= _SMALL else None
     return None if plain is None else np.frombuffer(plain, np.uint8)
+
+
+def _may_be_lent(leaf: TensorLeaf | Value) -> TypeGuard[TensorLeaf]:
+    """Whether it is a tensor that `_plain` finds the memory of."""
+    if not isinstance(leaf, TensorLeaf) or leaf.nbytes < _SMALL or not isinstance(leaf.tensor, Tensor):
+        return False
+    return leaf.tensor.is_cpu and is_row_major(leaf.tensor)
 
 
 def _fetched(leaves: Leaves) -> dict[str, TensorLeaf | Value]:

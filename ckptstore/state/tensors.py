@@ -25,6 +25,8 @@ from ckptstore.state.dtypes import dtype_name, number_form
 Array = Tensor | np.ndarray[Any, Any]
 
 _MOST_WORK = 1 << 20
+_CLONED = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64}
+"""Of these torch's own copies keep every bit."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -194,6 +196,8 @@ def clone(array: Array) -> Array:
     if not isinstance(array, Tensor):
         return _void(array).copy(order="C" if plain else "K").view(array.dtype)
     form = torch.contiguous_format if plain else torch.preserve_format
+    if array.dtype in _CLONED and not array.is_neg():
+        return array.detach().clone(memory_format=form)
     dense = array.detach().resolve_conj().resolve_neg()
     if dense.is_complex():
         return dense.clone(memory_format=form)

@@ -1,4 +1,4 @@
-"""What one process is asked to commit, alone or with others. Here is what a commit in the background must import to begin."""
+"""What one process is asked to commit, alone or with others: all that the caller of a background commit needs of it."""
 
 from __future__ import annotations
 
