@@ -225,6 +225,7 @@ STALLS = Comparison(
         Figure("95% frozen", _of_peer("95% frozen"), 0.2, more=False),
         Figure("95% frozen, copied at once", _of_peer("95% frozen", AT_ONCE), 0.2, more=False),
         Figure("first call", _of_peer("first call"), 0.2, more=False),
+        Figure("first call of a process", _of_peer("first call of a process"), 0.2, more=False),
         Figure("lost to a save", _of_peer("lost to a save"), 1 / 3, more=False),
     ),
 )

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -60,6 +62,15 @@ def measure_blocked(samples: Samples, trained: Trained, run: int, arguments: arg
         if run == 0:
             _check(samples, tool)
         tool.close()
+
+
+def measure_first(samples: Samples, trained: Trained, run: int, arguments: argparse.Namespace, folder: Path) -> None:
+    """How long the first call of a process blocks, which imports what it needs."""
+    for tool in rotated([each.name for each in BACKGROUND], run):
+        given: list[str | Path] = [tool, str(arguments.mib), trained.device, folder / "first"]
+        command = [sys.executable, "-m", "benchmarks.first_call", *given]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        samples.add("first call of a process", tool, float(done.stdout.split()[-1]))
 
 
 def _measure_call(samples: Samples, row: str, tool: Background) -> None:
@@ -133,7 +144,7 @@ def _loop(trained: Trained, tool: Background | None, steps: int) -> Loop:
     return loop
 
 
-MEASURES = {"blocked": measure_blocked, "lost": measure_lost}
+MEASURES = {"blocked": measure_blocked, "first": measure_first, "lost": measure_lost}
 
 
 def _arguments() -> argparse.Namespace:
