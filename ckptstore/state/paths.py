@@ -37,12 +37,16 @@ def split(path: str) -> tuple[str, ...]:
 def segment(key: Value) -> str:
     """The segment of an encoded key: another one for every key, see `parse`."""
     if type(key) is str and key:
-        escaped = _escape(key)
-        return f"%{ord(key[0]):02X}{key[1:]}" if _READS_LIKE_INT.fullmatch(key) else escaped
+        return _named(key)
     if type(key) is int:
         return str(key)
     text = json.dumps(key, default=_bytes_as_json, ensure_ascii=False, separators=(",", ":"))
     return f"%({_escape(text)})"
+
+
+@lru_cache(4096)  # every commit of a model asks for the same ones
+def _named(key: str) -> str:
+    return f"%{ord(key[0]):02X}{key[1:]}" if _READS_LIKE_INT.fullmatch(key) else _escape(key)
 
 
 def parse(segment: str) -> Value:

@@ -6,7 +6,7 @@ that is kept for the next commit, unless that memory holds the same already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -104,7 +104,8 @@ class Stager:
         optimizers = [optimizer for optimizer in found if optimizer is not None]
         there = self._devices.stage(single, apart=True)
         here = {path: leaf for path, leaf in single.items() if path not in there}
-        live, owners = self._live(here, flat.sharded, Owned(optimizers, changed_by_calls(flat.stateful.values())))
+        lendable = {path: leaf for path, leaf in here.items() if _may_be_lent(leaf)} if optimizers else {}
+        live, owners = self._live(lendable, flat, optimizers) if lendable else ({}, {})
         self._hooks.attach(owners)
         staged = there | live | self._copies({path: leaf for path, leaf in here.items() if path not in live})
         sharded = {path: form_of(tensor) for path, tensor in flat.sharded.items()}
@@ -133,14 +134,15 @@ class Stager:
         self._devices.prepare()
 
     def _live(
-        self, leaves: Leaves, sharded: Mapping[str, Tensor], owned: Owned
+        self, leaves: Mapping[str, TensorLeaf], flat: Flat, optimizers: Sequence[Optimizer]
     ) -> tuple[dict[str, TensorLeaf | Value], dict[Optimizer, list[Lender]]]:
         live: dict[str, TensorLeaf | Value] = {}
         lenders: dict[Optimizer, list[Lender]] = {}
+        owned = Owned(optimizers, changed_by_calls(flat.stateful.values()))
         for path, leaf in leaves.items():
-            owners, twins = owned.owners(leaf.tensor) if _may_be_lent(leaf) else ([], [])
+            owners, twins = owned.owners(leaf.tensor)
             if owners:
-                shown = [*twins, sharded[path]] if path in sharded else twins
+                shown = [*twins, flat.sharded[path]] if path in flat.sharded else twins
                 live[path] = made = live_leaf(path, leaf, shown, self._buffers)
                 for owner in owners:
                     lenders.setdefault(owner, []).append(made.lender)
