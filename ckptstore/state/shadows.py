@@ -37,6 +37,8 @@ class Shadows:
         if not short and sizes == self._settled:
             return self._held, set()
         self._settled = {}
+        if short:
+            self._there.drop()
         kept = {path: self._held[path] for path, size in sizes.items() if self._fits(path, size, short=short)}
         self._held = kept
         wanting = [path for path in sizes if path not in kept or kept[path].on_host]
@@ -87,6 +89,10 @@ class _Slabs:
         for path, size in sizes.items():
             yield path, self._cut(size, left)
             left -= size + _ALIGN if size < self._below else 0
+
+    def drop(self) -> None:
+        """Keep nothing of what is left over, which would keep all of the memory that it was cut from."""
+        self._free = None
 
     def _cut(self, size: int, left: int) -> Tensor:
         """Memory for one; `left` is what it and those to come share."""

@@ -621,6 +621,25 @@ def test_shadows_are_given_up_when_room_gets_short(store):
             assert_same(store.checkout(step)["x"], tensor)
 
 
+def test_a_device_that_is_short_of_memory_gets_all_of_it_back(store, monkeypatch):
+    freed, allocate = list[int](), FakeLane.allocate
+
+    def watched(lane: FakeLane, size: int) -> Tensor:
+        memory = allocate(lane, size).numpy()
+        weakref.finalize(memory, freed.append, size)
+        return torch.from_numpy(memory)
+
+    monkeypatch.setattr(FakeLane, "allocate", watched)
+    with FakeDevices() as devices:
+        lane, state = devices.lanes[0], {str(size): devices.put(torch.rand(size)) for size in (7, 1000, 90_000)}
+        before = lane.room
+        store.commit_async(state, step=0).result()
+        taken, lane.room = before - lane.room, -1
+        store.commit_async(state, step=1).result()
+        gc.collect()
+        assert taken == sum(freed) > 4 * 91_007
+
+
 def forms() -> dict[str, Tensor]:
     return {
         "transposed": torch.rand(200, 300).t(),
