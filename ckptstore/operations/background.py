@@ -18,6 +18,7 @@ from ckptstore.errands import uninterrupted
 from ckptstore.errors import CommitInFlight, InvalidArgument
 from ckptstore.locks import Lock
 from ckptstore.operations.handles import CommitHandle, refuse_at_exit
+from ckptstore.operations.preloading import import_committing
 from ckptstore.operations.ranks.channels import Channels
 from ckptstore.progress import ProgressCallback, meter
 
@@ -250,9 +251,10 @@ class Background:
         return handle
 
     def _commit(self, staged: Staged, wish: Wish, group: Group | None, advance: Advance) -> CommitRecord:
-        from ckptstore.operations.commit import commit
-
         try:
+            import_committing()
+            from ckptstore.operations.commit import commit
+
             if group is not None or staged.flat.sharded:
                 return self._commit_together(wish, group, advance)
             staged.prepare()
@@ -266,9 +268,9 @@ class Background:
             self._own_stager().remember()
 
     def _commit_together(self, wish: Wish, group: Group | None, advance: Advance) -> CommitRecord:
-        from ckptstore.operations.ranks.together import commit_together
-
         try:
+            from ckptstore.operations.ranks.together import commit_together
+
             return commit_together(self._chunks, self._channels.ranks(group), wish, lambda _: advance)
         except BaseException as error:
             self._channels.leave(group, error)

@@ -6,7 +6,7 @@ What did not change keeps its digests. Training waits for the copies where it ru
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -124,14 +124,6 @@ class _Begun(NamedTuple):
         """Whether all is copied within the device, to where nothing was: the copies can be told of later."""
         return len(self.fresh) == len(self.look.sizes) and not any(shadow.on_host for shadow in self.shadows.values())
 
-    def tell(self, lane: Lane) -> None:
-        """Let the device tell the fingerprints of what it copied."""
-        for paths in batched(list(self.look.sizes), _AT_ONCE):
-            lane.submit(partial(self._tell, paths))
-
-    def _tell(self, paths: Sequence[str]) -> None:
-        self.look.add(fingerprints([self.shadows[path].content for path in paths]))
-
     def _copies(self, paths: Sequence[str]) -> Copies | None:
         """To the shadows that the device has."""
         targets = list(map(self._there, paths))
@@ -191,7 +183,7 @@ class _LaneStager:
         if apart:
             self._lane.hold_back()
         if begun.is_first:
-            look.bring_later(partial(begun.tell, self._lane))
+            look.bring_later(partial(_tell, self._lane, [shadows[path].content for path in look.sizes]))
         else:
             look.bring()
         return begun
@@ -217,6 +209,16 @@ class _LaneStager:
             rows = [begun.rows[path] for path in spans]
             self._lane.submit(lambda: copy_bytes(_pairs(begun.rows, begun.shadows, spans)), rows)
             self._lane.hold_back()
+
+
+def _tell(lane: Lane, contents: Sequence[Tensor], add: Callable[[Tensor], None]) -> None:
+    """Let the device tell the fingerprints of some bytes of its."""
+
+    def work(some: Sequence[Tensor]) -> None:
+        add(fingerprints(some))
+
+    for some in batched(contents, _AT_ONCE):
+        lane.submit(partial(work, some))
 
 
 def _live(begun: _Begun) -> dict[str, Shadow]:

@@ -19,6 +19,9 @@ from ckptstore.state.tensors import as_tracked, same_place
 Digests = Mapping[str, dict[Span, bytes]]
 """Path → what the store calls ranges of that tensor's bytes."""
 
+Tell = Callable[[Callable[[Tensor], None]], None]
+"""Calls what it is given with the fingerprints of some tensors after those of others, on their device."""
+
 
 class Traits(NamedTuple):
     """All of a tensor but its bytes.
@@ -95,7 +98,7 @@ class Look:
         self.sizes = {path: tensor.nbytes for path, tensor in tensors.items()}
         self._lane, self._learned = lane, learned
         self._parts: list[Tensor] = []
-        self._tell: Callable[[], None] | None = None
+        self._tell: Tell | None = None
         self._ready: Mark | None = None
         self._prints: Prints | None = None
         self._digests: Digests | None = None
@@ -105,8 +108,8 @@ class Look:
         """The fingerprints of the next ones of the tensors, on the device."""
         self._parts.append(hashes)
 
-    def bring_later(self, tell: Callable[[], None]) -> None:
-        """What the lane was given so far has read the tensors; `tell` adds the fingerprints, once asked for."""
+    def bring_later(self, tell: Tell) -> None:
+        """What the lane was given so far has read the tensors; `tell` gives the fingerprints, once asked for."""
         self._tell = tell
         self._ready = self._lane.mark()
 
@@ -159,9 +162,10 @@ class Look:
         if self._tell is not None:
             try:
                 self._parts.clear()
-                self._tell()
+                self._tell(self.add)
                 self.bring()
             except torch.OutOfMemoryError:
+                self._parts.clear()
                 return unlike_any(self.sizes)
             self._tell = None
         self.wait()

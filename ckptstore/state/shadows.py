@@ -11,6 +11,8 @@ from torch import Tensor
 from ckptstore.state.lanes import Lane
 
 _ALIGN = 512
+_SHARED = 32 << 20
+"""Leaves of fewer bytes share memory of the device, and are kept together or not at all: it is freed as a whole."""
 
 
 class Shadow(NamedTuple):
@@ -27,7 +29,7 @@ class Shadows:
         self._lane = lane
         self._held: dict[str, Shadow] = {}
         self._settled: Mapping[str, int] = {}
-        self._there = _Slabs(lane.allocate, 512 << 20, below=32 << 20)
+        self._there = _Slabs(lane.allocate, 512 << 20, below=_SHARED)
         self._here = _Slabs(lane.lasting, 256 << 20, below=64 << 20)
         self._in_pieces = False
 
@@ -37,9 +39,11 @@ class Shadows:
         if not short and sizes == self._settled:
             return self._held, set()
         self._settled = {}
-        if short:
-            self._there.drop()
         kept = {path: self._held[path] for path, size in sizes.items() if self._fits(path, size, short=short)}
+        if any(map(_is_shared, (shadow for path, shadow in self._held.items() if path not in kept))):
+            kept = {path: shadow for path, shadow in kept.items() if not _is_shared(shadow)}
+            self._there.drop()
+            self._in_pieces = False
         self._held = kept
         wanting = [path for path in sizes if path not in kept or kept[path].on_host]
         fresh = self._made({path: sizes[path] for path in wanting}, 0 if short else self._lane.spare_bytes())
@@ -76,6 +80,10 @@ class Shadows:
         return found
 
 
+def _is_shared(shadow: Shadow) -> bool:
+    return not shadow.on_host and shadow.content.nbytes < _SHARED
+
+
 class _Slabs:
     """Leaves `below` some bytes share memory, at most a `slab` at a time: to take it, or to pin it, is slow."""
 
@@ -99,6 +107,15 @@ class _Slabs:
         if size >= self._below:
             return self._allocate(size)
         if self._free is None or len(self._free) < size:
-            self._free = self._allocate(min(self._slab, left))
+            self._free = self._new(size, left)
         cut, self._free = self._free[:size], self._free[size + -size % _ALIGN :]
         return cut
+
+    def _new(self, size: int, left: int) -> Tensor:
+        """A slab, or, where what is free lies in pieces, one of half as many bytes and so on, from here on."""
+        while (slab := min(self._slab, left)) > size:
+            try:
+                return self._allocate(slab)
+            except torch.OutOfMemoryError:
+                self._slab = slab // 2
+        return self._allocate(size)

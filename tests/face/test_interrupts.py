@@ -556,6 +556,65 @@ def test_the_first_call_does_not_wait_for_what_only_the_background_needs(tmp_pat
     assert run(_LATE_IMPORT, tmp_path / "store").stdout == "True\n0 300.0\n"
 
 
+_FORKED_IMPORT = """
+import faulthandler, importlib.abc, os, sys, threading, time, torch, ckptstore
+store, begun = ckptstore.open(sys.argv[1]), threading.Event()
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "ckptstore.operations.adam":
+            begun.set()
+            time.sleep(0.5)
+sys.meta_path.insert(0, Slow())
+handle = store.commit_async({"x": torch.ones(300)}, step=0)
+assert begun.wait(30)
+if not (child := os.fork()):
+    faulthandler.dump_traceback_later(20, exit=True)
+    store.commit({"x": torch.zeros(300)}, step=1, run="child")
+    os._exit(0)
+print(os.waitpid(child, 0)[1], handle.result().step, store.read("child@1", "x").sum().item())
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_who_is_forked_off_while_a_first_commit_imports_can_commit(tmp_path):
+    assert run(_FORKED_IMPORT, tmp_path / "store").stdout == "0 0 0.0\n"
+
+
+_IMPORTED = """
+import sys, torch, ckptstore
+with ckptstore.open(sys.argv[1]) as store:
+    store.commit_async({"x": torch.ones(300)}, step=0).result()
+    before = set(sys.modules)
+    store.commit({"x": torch.zeros(300)}, step=1)
+    print(sorted(name for name in set(sys.modules) - before if name.startswith("ckptstore")))
+"""
+
+
+def test_a_background_commit_leaves_nothing_to_import(tmp_path):
+    assert run(_IMPORTED, tmp_path / "store").stdout == "[]\n"
+
+
+_REFUSED_IMPORT = """
+import importlib.abc, sys, torch, ckptstore
+store = ckptstore.open(sys.argv[1])
+class Refusing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "ckptstore.operations.adam":
+            raise ImportError("refused")
+sys.meta_path.insert(0, Refusing())
+weights = [torch.nn.Parameter(torch.ones(5000))]
+optimizer = torch.optim.SGD(weights, lr=1.0)
+handle = store.commit_async({"w": weights, "optimizer": optimizer}, step=7)
+error = handle.exception()
+print(type(error).__name__, "step 7" in error.__notes__[0])
+optimizer.step()
+"""
+
+
+def test_what_cannot_be_imported_in_the_background_fails_that_commit(tmp_path):
+    assert run(_REFUSED_IMPORT, tmp_path / "store").stdout == "ImportError True\n"
+
+
 def test_a_handler_that_steps_while_a_step_copies_is_refused(tmp_path, monkeypatch):
     """Where no thread can be begun, the main one copies; what it has not copied yet must not change."""
     monkeypatch.setattr(errands, "_an_idle_one", lambda: None)
