@@ -666,12 +666,13 @@ def test_a_first_commit_that_failed_leaves_no_memory_to_the_collector(store, mon
 
 
 def test_a_device_whose_free_memory_lies_in_pieces_gives_smaller_ones(store, monkeypatch):
+    allocate = FakeLane.allocate
+
     def in_pieces(lane: FakeLane, size: int) -> Tensor:
         if size > 400_000:
             raise torch.OutOfMemoryError("in pieces")
         return allocate(lane, size)
 
-    allocate = FakeLane.allocate
     monkeypatch.setattr(FakeLane, "allocate", in_pieces)
     with FakeDevices() as devices:
         state = {str(at): devices.put(numbers(at)) for at in range(9)}
