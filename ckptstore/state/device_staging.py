@@ -1,6 +1,7 @@
 """Setting the tensors of a device apart. While it tells their fingerprints it copies what changed since the last time,
 within the device where there is room; where there is not, the host waits for them and has what changed copied there.
-What did not change keeps its digests. Training waits for the copies where it runs, on the device.
+What did not change keeps its digests. Training waits for the copies where it runs, on the device. Where all is copied
+there, to memory that held nothing, the fingerprints are told of the copies later.
 """
 
 from __future__ import annotations

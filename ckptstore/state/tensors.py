@@ -109,7 +109,7 @@ def plain_bytes(array: Array) -> memoryview | None:
 
 def _plain_array(array: Array) -> Plane | None:
     if isinstance(array, Tensor):
-        if not array.is_cpu or not array.is_contiguous() or _is_lazy(array):
+        if not array.is_cpu or not is_row_major(array):
             return None
         words = _words(array).numpy()
     elif array.flags.c_contiguous:
