@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from sqlalchemy import URL
 
-from ckptstore.catalog import collection, dialects, names, queries, rewriting, sessions, upkeep
+from ckptstore.catalog import collection, dialects, finding, making, names, queries, rewriting, sessions, upkeep
 from ckptstore.catalog.engine import Database
 from ckptstore.catalog.records import (
     CatalogStats,
@@ -52,16 +52,16 @@ class SqlCatalog:
         return self._database.ask(queries.steps, run)
 
     def newest(self, run: str, most: int) -> CommitRecord | None:
-        return self._database.ask(queries.newest, run, most)
+        return self._database.ask(finding.newest, run, most)
 
     def commits(self, run: str | None = None, *, deleted: bool = False) -> list[CommitRecord]:
-        return self._database.ask(queries.all_commits, run, deleted=deleted)
+        return self._database.ask(finding.all_commits, run, deleted=deleted)
 
     def find(self, run: str, step: int | str) -> CommitRecord:
-        return self._database.ask(queries.find, run, step)
+        return self._database.ask(finding.find, run, step)
 
     def by_id(self, commit: str) -> CommitRecord | None:
-        return self._database.ask(queries.by_id, commit)
+        return self._database.ask(finding.by_id, commit)
 
     def manifest(self, commit: str) -> bytes:
         return self._database.ask(queries.manifest, commit)
@@ -127,15 +127,15 @@ class SqlCatalog:
         self._database.change(sessions.reserve, session, packs, document)
 
     def commit(self, session: str, new: NewCommit) -> CommitRecord:
-        made = self._database.change(sessions.commit, session, new)
+        made = self._database.change(making.commit, session, new)
         self._database.keep_reserve()
         return made
 
     def enter(self, new: NewCommit) -> None:
-        self._database.change(sessions.enter, new)
+        self._database.change(making.enter, new)
 
     def leave_out(self, found: Sequence[LeftOutDocument]) -> None:
-        self._database.change(sessions.leave_out, found)
+        self._database.change(making.leave_out, found)
 
     def rewrite(self, session: str, new: Rewrite) -> None:
         self._database.change(rewriting.rewrite, session, new)

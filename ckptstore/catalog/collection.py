@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, insert, literal, null, or_, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Row,
+    bindparam,
+    delete,
+    exists,
+    insert,
+    null,
+    or_,
+    select,
+    update,
+)
 
 from ckptstore.catalog.dialects import Clock
-from ckptstore.catalog.queries import LIVE, in_lists
+from ckptstore.catalog.queries import LIVE, NAMES, in_lists
 from ckptstore.catalog.records import Objects
 from ckptstore.catalog.schema import (
     chunks,
@@ -30,48 +43,6 @@ _PACKS_AT_ONCE = 1024
 _CHUNKS_AT_ONCE = 1 << 16
 """Bounds for one transaction, so that a commit waits for a tenth of a second at most; one pack goes in any case."""
 
-_unowned = loose_documents.c.session.is_(None)
-
-
-def garbage(db: Connection, grace: float) -> Objects:
-    """What `condemn` would return."""
-    overdue = _overdue(db, grace)
-    documents = db.execute(
-        select(loose_documents.c.document).where(_unowned).union_all(select(commits.c.document).where(overdue))
-    )
-    useless = db.execute(select(packs.c.name).where(or_(packs.c.state == "condemned", _useless(overdue))))
-    return Objects(sorted(documents.scalars()), sorted(useless.scalars()))
-
-
-def condemn(db: Connection, grace: float) -> Objects:
-    """Take garbage out of the catalog, as much as others can wait for; everything that is not settled yet."""
-    late = select(commits.c.key).where(_overdue(db, grace)).order_by(commits.c.deleted).limit(_COMMITS_AT_ONCE)
-    overdue = commits.c.key.in_(list(db.execute(late).scalars()))
-    _condemn_packs(db, _some_packs(db, _useless(overdue)))
-    loosened = select(commits.c.document, null()).where(overdue)
-    db.execute(insert(loose_documents).from_select(["document", "session"], loosened))
-    db.execute(delete(commits).where(overdue))
-    documents = db.execute(select(loose_documents.c.document).where(_unowned)).scalars()
-    condemned = db.execute(select(packs.c.name).where(packs.c.state == "condemned")).scalars()
-    return Objects(sorted(documents), sorted(condemned))
-
-
-def settle(db: Connection, done: Objects) -> None:
-    """These objects are gone from storage."""
-    for documents in in_lists(done.documents):
-        these = loose_documents.c.document.in_(documents) & _unowned
-        db.execute(insert(gone_documents).from_select(["document"], select(loose_documents.c.document).where(these)))
-        db.execute(delete(loose_documents).where(these))
-    for names in in_lists(done.packs):
-        condemned = update(packs).where(packs.c.name.in_(names), packs.c.state == "condemned")
-        db.execute(condemned.values(state="deleted"))
-
-
-def _overdue(db: Connection, grace: float) -> ColumnElement[bool]:
-    """Which commits are to be purged; the clock is read once, so that all statements agree."""
-    now = db.execute(select(Clock())).scalar_one()
-    return commits.c.deleted <= literal(now - grace)
-
 
 def _useless(overdue: ColumnElement[bool]) -> ColumnElement[bool]:
     kept = commit_packs.c.commit == commits.c.key
@@ -83,12 +54,71 @@ def _useless(overdue: ColumnElement[bool]) -> ColumnElement[bool]:
     return or_(left_behind, done_with, (packs.c.state == "live") & ~needed & ~pinned)
 
 
-def _some_packs(db: Connection, useless: ColumnElement[bool]) -> list[int]:
+_now = select(Clock())
+_overdue = commits.c.deleted <= bindparam("until")
+_late = select(commits.c.key).where(_overdue).order_by(commits.c.deleted).limit(_COMMITS_AT_ONCE)
+_late_keys: BindParameter[Sequence[int]] = bindparam("commits", expanding=True)
+_these_commits = commits.c.key.in_(_late_keys)
+_loosen = insert(loose_documents).from_select(
+    ["document", "session"], select(commits.c.document, null()).where(_these_commits)
+)
+_purge = delete(commits).where(_these_commits)
+_of_useless = select(packs.c.key, packs.c.chunks).where(_useless(_these_commits))
+_first_useless = _of_useless.order_by(packs.c.key).limit(_PACKS_AT_ONCE)
+
+_unowned = loose_documents.c.session.is_(None)
+_unowned_documents = select(loose_documents.c.document).where(_unowned)
+_overdue_documents = _unowned_documents.union_all(select(commits.c.document).where(_overdue))
+_is_condemned = packs.c.state == "condemned"
+_condemned = select(packs.c.name).where(_is_condemned)
+_garbage = select(packs.c.name).where(or_(_is_condemned, _useless(_overdue)))
+
+_these_packs: BindParameter[Sequence[int]] = bindparam("packs", expanding=True)
+_forget_chunks = delete(chunks).where(chunks.c.pack.in_(_these_packs))
+_forget_needs = delete(commit_packs).where(commit_packs.c.pack.in_(_these_packs))
+_condemn = update(packs).where(packs.c.key.in_(_these_packs)).values(state="condemned")
+_settled = _unowned & loose_documents.c.document.in_(NAMES)
+_note_gone = insert(gone_documents).from_select(["document"], select(loose_documents.c.document).where(_settled))
+_settle_documents = delete(loose_documents).where(_settled)
+_settle_packs = update(packs).where(packs.c.name.in_(NAMES), _is_condemned).values(state="deleted")
+
+
+def garbage(db: Connection, grace: float) -> Objects:
+    """What `condemn` would return."""
+    until = {"until": _end_of(db, grace)}
+    documents, useless = db.execute(_overdue_documents, until), db.execute(_garbage, until)
+    return Objects(sorted(documents.scalars()), sorted(useless.scalars()))
+
+
+def condemn(db: Connection, grace: float) -> Objects:
+    """Take garbage out of the catalog, as much as others can wait for; everything that is not settled yet."""
+    late = {"commits": list(db.execute(_late, {"until": _end_of(db, grace)}).scalars())}
+    _condemn_packs(db, _some_packs(db.execute(_first_useless, late)))
+    db.execute(_loosen, late)
+    db.execute(_purge, late)
+    documents, condemned = db.execute(_unowned_documents).scalars(), db.execute(_condemned).scalars()
+    return Objects(sorted(documents), sorted(condemned))
+
+
+def settle(db: Connection, done: Objects) -> None:
+    """These objects are gone from storage."""
+    for documents in in_lists(done.documents):
+        db.execute(_note_gone, {"names": documents})
+        db.execute(_settle_documents, {"names": documents})
+    for names in in_lists(done.packs):
+        db.execute(_settle_packs, {"names": names})
+
+
+def _end_of(db: Connection, grace: float) -> float:
+    """What was deleted until then is purged, by the database's clock."""
+    return db.execute(_now).scalar_one() - grace
+
+
+def _some_packs(useless: Iterable[Row[int, int]]) -> list[int]:
     """Rows of the first of these packs, as many as go at once. What is left is useless the next time too."""
-    found = db.execute(select(packs.c.key, packs.c.chunks).where(useless).order_by(packs.c.key).limit(_PACKS_AT_ONCE))
     keys: list[int] = []
     room = _CHUNKS_AT_ONCE
-    for key, held in found:
+    for key, held in useless:
         if keys and held > room:
             break
         keys.append(key)
@@ -98,6 +128,5 @@ def _some_packs(db: Connection, useless: ColumnElement[bool]) -> list[int]:
 
 def _condemn_packs(db: Connection, keys: Sequence[int]) -> None:
     for some in in_lists(keys):
-        db.execute(delete(chunks).where(chunks.c.pack.in_(some)))
-        db.execute(delete(commit_packs).where(commit_packs.c.pack.in_(some)))
-        db.execute(update(packs).where(packs.c.key.in_(some)).values(state="condemned"))
+        for taking in (_forget_chunks, _forget_needs, _condemn):
+            db.execute(taking, {"packs": some})

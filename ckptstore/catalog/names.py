@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from ckptstore.catalog import queries
+from ckptstore.catalog import finding, queries
 from ckptstore.catalog.dialects import Clock
 from ckptstore.catalog.records import CommitRecord, TagRecord
 from ckptstore.catalog.schema import commits, loose_documents, stores, tags
@@ -61,7 +61,7 @@ def untag(db: Connection, run: str, name: str) -> str:
     key = queries.run_key(db, run)
     document = _remove(db, key, name)
     if document is None:
-        raise queries.tag_not_found(db, run, key, name)
+        raise finding.tag_not_found(db, run, key, name)
     return document
 
 
@@ -90,12 +90,12 @@ def restore(db: Connection, run: str, step: int) -> CommitRecord:
     last_key = db.execute(last.order_by(commits.c.deleted.desc(), commits.c.key.desc()).limit(1)).scalar()
     if last_key is None:
         near = nearest(step, db.execute(deleted.order_by(commits.c.step)).scalars())
-        there = "it is there" if queries.live_at(db, key, step) is not None else near
+        there = "it is there" if finding.live_at(db, key, step) is not None else near
         raise StepNotFound(f"run {run!r} has no deleted step {step} that could be restored; {there}")
-    if queries.live_at(db, key, step) is not None:
+    if finding.live_at(db, key, step) is not None:
         raise StepExists(f"step {step} of run {run!r} was made anew: delete that one first")
     db.execute(update(commits).where(commits.c.key == last_key).values(deleted=None))
-    return queries.at_step(db, run, key, step)
+    return finding.at_step(db, run, key, step)
 
 
 def _check_deletable(db: Connection, wanted: Sequence[CommitRecord]) -> None:

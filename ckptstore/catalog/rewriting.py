@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Column, Connection, delete, insert, select, tuple_, update
 
-from ckptstore.catalog import sessions
+from ckptstore.catalog import making, sessions
 from ckptstore.catalog.queries import in_lists
 from ckptstore.catalog.records import Rewrite
 from ckptstore.catalog.schema import chunks, commit_packs, commits, lost_chunks, packs
@@ -19,14 +19,14 @@ Keys = Mapping[str, int]
 def rewrite(db: Connection, session: str, new: Rewrite) -> None:
     """Bring the new packs in, let the told commits need them instead, and end the session."""
     sessions.check_open(db, session)
-    own = sessions.own_packs(db, session, new.packs)
+    own = making.own_packs(db, session, new.packs)
     others = {pack for needs in new.needs.values() for pack in needs if pack not in own}
-    keys = own | sessions.live_packs(db, sorted(others))
+    keys = own | making.live_packs(db, sorted(others))
     old = _keys(db, packs.c.name, packs.c.key, new.instead_of)
     users = _keys(db, commits.c.id, commits.c.key, list(new.needs))
     if new.damaged:
         _retire(db, list(old.values()), users)
-    sessions.make_live(db, own, new.packs)
+    making.make_live(db, own, new.packs)
     _replace_edges(db, new, keys, list(old.values()), users)
     _note_lost(db, new.lost, users)
     sessions.end_session(db, session)
