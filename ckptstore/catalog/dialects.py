@@ -6,13 +6,13 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, Float, NullPool, QueuePool, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, Float, NullPool, QueuePool, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
@@ -65,14 +65,14 @@ _TOO_MANY = re.compile("too many (clients|connections)|connection slots are rese
 
 _SHARING = {"compiled_cache": COMPILED}
 _READ: dict[str, dict[str, Any]] = {
-    "sqlite": {"begin": "BEGIN"},
+    "sqlite": {},
     "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
 }
-_WRITE: dict[str, dict[str, Any]] = {
-    "sqlite": {"begin": "BEGIN IMMEDIATE"},
-    "postgresql": {"isolation_level": "READ COMMITTED"},
+_WRITE: dict[str, dict[str, Any]] = {"sqlite": {}, "postgresql": {"isolation_level": "READ COMMITTED"}}
+_LOCK = {
+    "sqlite": "BEGIN IMMEDIATE",
+    "postgresql": "SELECT pg_advisory_xact_lock(1667984500, hashtext(current_schema()))",  # 1667984500: "ckpt"
 }
-_POSTGRES_LOCK = text("SELECT pg_advisory_xact_lock(1667984500, hashtext(current_schema()))")  # 1667984500: "ckpt"
 
 
 class Clock(FunctionElement[float]):
@@ -121,24 +121,24 @@ def make_engine(url: URL, *, only_read: bool) -> Engine:
         engine = create_engine(
             url, creator=lambda: _connect_read_only(path), poolclass=NullPool, execution_options=_SHARING
         )
-    event.listen(engine, "begin", _begin)
     return engine
 
 
-def reading(connection: Connection) -> Connection:
-    """Let the next transaction see one snapshot."""
-    return connection.execution_options(**_READ[connection.dialect.name])
+@contextmanager
+def reading(connection: Connection) -> Iterator[None]:
+    """A transaction that sees one snapshot and waits for nobody."""
+    with connection.execution_options(**_READ[connection.dialect.name]).begin():
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN")
+        yield
 
 
-def writing(connection: Connection) -> Connection:
-    """Let the next transaction be a writer's; it must begin with `lock`."""
-    return connection.execution_options(**_WRITE[connection.dialect.name])
-
-
-def lock(connection: Connection) -> None:
-    """Wait for the store's lock, which is held to the end of the transaction; SQLite's BEGIN has taken it already."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(_POSTGRES_LOCK)
+@contextmanager
+def writing(connection: Connection) -> Iterator[None]:
+    """A transaction that waits for the store's lock, and holds it to its end."""
+    with connection.execution_options(**_WRITE[connection.dialect.name]).begin():
+        connection.exec_driver_sql(_LOCK[connection.dialect.name])
+        yield
 
 
 def prepare_sqlite(url: URL) -> None:
@@ -290,10 +290,6 @@ def _size(path: str) -> int:
 
 def _look(connection: sqlite3.Connection) -> None:
     connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-
-
-def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options()["begin"])
 
 
 def _set_wal(connection: sqlite3.Connection) -> bool:

@@ -53,7 +53,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that sees one snapshot and waits for nobody."""
-        with self._errors(), self._connect() as connection, dialects.reading(connection).begin():
+        with self._errors(), self._connect() as connection, dialects.reading(connection):
             yield connection
 
     @contextmanager
@@ -61,8 +61,7 @@ class Database:
         """A transaction under the store's lock, durable when left without an error."""
         if self._refusal:
             raise StorageReadOnly(self._refusal)
-        with self._errors(), self._connect() as connection, dialects.writing(connection).begin():
-            dialects.lock(connection)
+        with self._errors(), self._connect() as connection, dialects.writing(connection):
             yield connection
 
     def ask(self, work: Callable[Concatenate[Connection, P], T], *given: P.args, **named: P.kwargs) -> T:
@@ -106,8 +105,7 @@ class Database:
         """`write`, for changing tables: SQLite does it by dropping them, which must not cascade. `close` follows."""
         with self._errors(), self._connect() as connection:
             dialects.ignore_foreign_keys(connection)
-            with dialects.writing(connection).begin():
-                dialects.lock(connection)
+            with dialects.writing(connection):
                 yield connection
                 if broken := dialects.broken_references(connection):
                     raise CatalogError(f"the migration would break the catalog {self.url}: {broken[0]}")

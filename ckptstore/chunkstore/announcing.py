@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ckptstore.catalog.records import ChunkLocation
@@ -20,11 +20,16 @@ class _Span(NamedTuple):
     end: int
 
 
-def announce(storage: Storage, batch: Sequence[Job]) -> None:
-    """Tell it of all that a batch reads."""
-    if isinstance(storage, Prefetching):
+def announcer(storage: Storage) -> Callable[[Sequence[Job]], None]:
+    """What tells it of all that a batch reads."""
+    if not isinstance(storage, Prefetching):  # slow in Python 3.11
+        return lambda batch: None
+
+    def announce(batch: Sequence[Job]) -> None:
         for span in _spans({place for job in batch for place in (*job.bases, job.location)}):
             storage.prefetch(pack_key(span.pack), span.start, span.end - span.start)
+
+    return announce
 
 
 def _spans(places: Iterable[ChunkLocation]) -> list[_Span]:

@@ -14,7 +14,7 @@ from itertools import groupby, zip_longest
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.records import ChunkLocation
-from ckptstore.chunkstore.announcing import AHEAD, announce
+from ckptstore.chunkstore.announcing import AHEAD, announcer
 from ckptstore.chunkstore.grouping import Advance, wait_all
 from ckptstore.chunkstore.jobs import Fetch, Job, batches, families, jobs_for
 from ckptstore.chunkstore.needs import Way, granted
@@ -82,19 +82,22 @@ def _carry_out(jobs: list[Job], run: _Run, budget: int | None, beside: int) -> N
         run(tasks[0])
         return
     rest = iter(list(zip_longest(tasks, tasks[AHEAD:], fillvalue=())))  # its steps are atomic
+    announce = announcer(run.storage)
 
     def spread() -> None:
         with ThreadPoolExecutor(workers, "ckptstore-fetch") as pool:
-            wait_all([pool.submit(_work, run, rest) for _ in range(min(workers, len(tasks)))])
+            wait_all([pool.submit(_work, run, announce, rest) for _ in range(min(workers, len(tasks)))])
 
     uninterrupted(spread, lambda: _give_up(rest))
 
 
-def _work(run: _Run, rest: Iterator[tuple[Sequence[Job], Sequence[Job]]]) -> None:
+def _work(
+    run: _Run, announce: Callable[[Sequence[Job]], None], rest: Iterator[tuple[Sequence[Job], Sequence[Job]]]
+) -> None:
     """Carry out what no other thread has begun."""
     try:
         for batch, later in rest:
-            announce(run.storage, later)
+            announce(later)
             run(batch)
     finally:
         _give_up(rest)

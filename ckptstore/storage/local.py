@@ -49,6 +49,7 @@ class LocalStorage:
 
     def __init__(self, root: Path, *, create: bool = False) -> None:
         self.root = Path(os.path.abspath(root))
+        self._within = os.path.join(self.root, "")
         self._open_files = OpenFiles(_OPEN_FILES)
         self._durable_folders = {self.root}
         self._known: tuple[tuple[int, ...], bytes] | None = None
@@ -209,7 +210,7 @@ class LocalStorage:
     def _name(self, key: str) -> str:
         """What `_path` is, made in less time."""
         check_key(key)
-        return os.path.join(self.root, key)
+        return self._within + key
 
     def _make_folder_of(self, path: Path) -> None:
         """Another writer may have made the folder and not flushed its name yet, so the first use always flushes it."""

@@ -167,7 +167,7 @@ def test_a_subquery_is_not_answered_from_an_old_snapshot(postgres, monkeypatch, 
         make(catalog, new_commit(0, [new_pack("a")]))
         session = catalog.open_session(LEASE)
         if not locked:
-            monkeypatch.setattr(dialects, "lock", lambda _: None)
+            monkeypatch.setitem(dialects._LOCK, "postgresql", "SELECT 1")
 
         def pin(connection):
             connection.execute(text("UPDATE packs SET created = created + 1"))

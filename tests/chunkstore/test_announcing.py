@@ -50,7 +50,7 @@ def test_all_that_is_read_is_told_and_little_beside(found, data):
     wanted = data.draw(st.lists(st.sampled_from(list(found)), min_size=1, unique=True))
     batch = jobs_for([Fetch(digest, 100, "") for digest in wanted], found, Way(sealed=False, copies=0))
     told: Any = Told()
-    announcing.announce(told, batch)
+    announcing.announcer(told)(batch)
     places = {place for job in batch for place in (job.location, *job.bases)}
     for place in places:
         holding = [
