@@ -110,7 +110,7 @@ def settle(db: Connection, done: Objects) -> None:
 
 
 def _end_of(db: Connection, grace: float) -> float:
-    """What was deleted until then is purged, by the database's clock."""
+    """What was deleted until then is purged; the database's clock is read once, so that all statements agree."""
     return db.execute(_now).scalar_one() - grace
 
 

@@ -1,4 +1,4 @@
-"""The one transaction in which a commit comes to be. Every function runs under the store's lock."""
+"""The one transaction in which a commit comes to be and its packs live. Every function runs under the store's lock."""
 
 from __future__ import annotations
 

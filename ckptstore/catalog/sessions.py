@@ -17,6 +17,7 @@ _later = Clock() + bindparam("lease")
 _open = insert(sessions).values(id=bindparam("session"), expires=_later)
 _extend = update(sessions).where(sessions.c.id == bindparam("session")).values(expires=_later)
 _end = delete(sessions).where(sessions.c.id == bindparam("session"))
+_fence = delete(sessions).where(sessions.c.expires < Clock())
 _is_open = select(sessions.c.id).where(sessions.c.id == bindparam("session"))
 
 _pinned = exists().where(pins.c.session == bindparam("by"), pins.c.pack == packs.c.key)
@@ -47,7 +48,7 @@ def end_session(db: Connection, session: str) -> None:
 
 def fence_expired(db: Connection) -> int:
     """End every session whose lease ran out."""
-    return db.execute(delete(sessions).where(sessions.c.expires < Clock())).rowcount
+    return db.execute(_fence).rowcount
 
 
 def pin(db: Connection, session: str, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
