@@ -135,7 +135,7 @@ class SqlCatalog:
         self._database.change(making.enter, new)
 
     def leave_out(self, found: Sequence[LeftOutDocument]) -> None:
-        self._database.change(making.leave_out, found)
+        self._database.change(upkeep.leave_out, found)
 
     def rewrite(self, session: str, new: Rewrite) -> None:
         self._database.change(rewriting.rewrite, session, new)

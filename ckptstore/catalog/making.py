@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Float, Select, bindparam, delete, exists, fun
 
 from ckptstore.catalog import finding, queries
 from ckptstore.catalog.dialects import Clock
-from ckptstore.catalog.records import ChunkLocation, CommitRecord, LeftOutDocument, NewCommit, NewPack
+from ckptstore.catalog.records import ChunkLocation, CommitRecord, NewCommit, NewPack
 from ckptstore.catalog.schema import (
     chunks,
     commit_packs,
@@ -82,14 +82,6 @@ def enter(db: Connection, new: NewCommit) -> None:
     session = open_session(db, _ENTERING_SECONDS)
     reserve(db, session, [pack.name for pack in new.packs], new.document)
     _commit(db, session, new)
-
-
-def leave_out(db: Connection, found: Sequence[LeftOutDocument]) -> None:
-    """These, in place of what an earlier rebuild left out."""
-    db.execute(delete(left_out_documents))
-    if found:
-        rows = [{"document": one.document, "run": one.run, "step": one.step} for one in found]
-        db.execute(insert(left_out_documents), rows)
 
 
 def _insert(db: Connection, session: str, run: int, new: NewCommit) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from ckptstore.catalog import finding, queries
 from ckptstore.catalog.dialects import Clock
@@ -12,6 +12,18 @@ from ckptstore.catalog.records import CommitRecord, TagRecord
 from ckptstore.catalog.schema import commits, loose_documents, stores, tags
 from ckptstore.catalog.sessions import end_session
 from ckptstore.errors import SessionFenced, StepExists, StepNotFound, StepProtected, nearest
+
+_reserved = delete(loose_documents).where(
+    loose_documents.c.document == bindparam("reserved"), loose_documents.c.session == bindparam("by")
+)
+_live = select(commits.c.run, commits.c.key).where(commits.c.id == bindparam("commit"), queries.LIVE)
+_this_tag = tags.c.run == bindparam("of_run"), tags.c.name == bindparam("called")
+_document = select(tags.c.document).where(*_this_tag)
+_unnamed = delete(tags).where(*_this_tag)
+_loosened = insert(loose_documents).values(session=None)
+_deletable = select(commits.c.id).where(commits.c.id.in_(queries.NAMES), queries.LIVE)
+_held = _deletable.join(tags).add_columns(tags.c.name)
+_deleted = update(commits).where(commits.c.id.in_(queries.NAMES)).values(deleted=Clock())
 
 
 def owner(db: Connection) -> str | None:
@@ -32,17 +44,15 @@ def tag(
     """Point a tag at a live commit and end the session; the document that told where it pointed before, which gc may
     take.
     """
-    ours = loose_documents.c.document == document, loose_documents.c.session == session
-    if not db.execute(delete(loose_documents).where(*ours)).rowcount:
+    if not db.execute(_reserved, {"reserved": document, "by": session}).rowcount:
         raise SessionFenced(f"{document} is not reserved by the session {session}, which gc took over: tag again")
-    live = select(commits.c.run, commits.c.key).where(commits.c.id == commit.id, queries.LIVE)
-    found = db.execute(live).one_or_none()
+    found = db.execute(_live, {"commit": commit.id}).one_or_none()
     if found is None:
         raise _not_live(commit)
     older = _remove(db, found.run, name)
     if instead_of not in (None, older):
         raise SessionFenced(f"the tag {name!r} of run {commit.run!r} was moved meanwhile: tag again")
-    db.execute(insert(tags).values(run=found.run, name=name, commit=found.key, document=document))
+    db.execute(insert(tags), {"run": found.run, "name": name, "commit": found.key, "document": document})
     end_session(db, session)
     return older
 
@@ -50,10 +60,10 @@ def tag(
 def enter_tags(db: Connection, told: Sequence[TagRecord]) -> None:
     """Point tags at live commits, whose documents are in storage already."""
     for record in told:
-        live = select(commits.c.run, commits.c.key).where(commits.c.id == record.commit, queries.LIVE)
-        found = db.execute(live).one()
-        db.execute(delete(tags).where(tags.c.run == found.run, tags.c.name == record.name))
-        db.execute(insert(tags).values(run=found.run, name=record.name, commit=found.key, document=record.document))
+        found = db.execute(_live, {"commit": record.commit}).one()
+        db.execute(_unnamed, {"of_run": found.run, "called": record.name})
+        row = {"run": found.run, "name": record.name, "commit": found.key, "document": record.document}
+        db.execute(insert(tags), row)
 
 
 def untag(db: Connection, run: str, name: str) -> str:
@@ -66,11 +76,11 @@ def untag(db: Connection, run: str, name: str) -> str:
 
 
 def _remove(db: Connection, run: int, name: str) -> str | None:
-    this = (tags.c.run == run, tags.c.name == name)
-    document: str | None = db.execute(select(tags.c.document).where(*this)).scalar()
-    db.execute(delete(tags).where(*this))
+    this = {"of_run": run, "called": name}
+    document: str | None = db.execute(_document, this).scalar()
+    db.execute(_unnamed, this)
     if document:
-        db.execute(insert(loose_documents).values(document=document, session=None))
+        db.execute(_loosened, {"document": document})
     return document
 
 
@@ -78,8 +88,7 @@ def delete_commits(db: Connection, gone: Sequence[CommitRecord]) -> None:
     """Mark live commits deleted, all or none."""
     for some in queries.in_lists(gone):
         _check_deletable(db, some)
-        these = commits.c.id.in_([commit.id for commit in some])
-        db.execute(update(commits).where(these).values(deleted=Clock()))
+        db.execute(_deleted, {"names": [commit.id for commit in some]})
 
 
 def restore(db: Connection, run: str, step: int) -> CommitRecord:
@@ -99,9 +108,9 @@ def restore(db: Connection, run: str, step: int) -> CommitRecord:
 
 
 def _check_deletable(db: Connection, wanted: Sequence[CommitRecord]) -> None:
-    here = select(commits.c.id).where(commits.c.id.in_([commit.id for commit in wanted]), queries.LIVE)
-    live = set(db.execute(here).scalars())
-    held = {row.id: row.name for row in db.execute(here.join(tags).add_columns(tags.c.name))}
+    these = {"names": [commit.id for commit in wanted]}
+    live = set(db.execute(_deletable, these).scalars())
+    held = {row.id: row.name for row in db.execute(_held, these)}
     for commit in wanted:
         if commit.id not in live:
             raise _not_live(commit)

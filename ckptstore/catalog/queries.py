@@ -38,6 +38,24 @@ _placed = select(chunks.c.digest, chunks.c.pack, _live_pack, *_frame).where(chun
 _run_key = select(runs.c.key).where(runs.c.name == bindparam("run"))
 _steps = select(commits.c.step).where(commits.c.run == _run_key.scalar_subquery(), LIVE).order_by(commits.c.step)
 _manifest = select(manifests.c.data).join(commits).where(commits.c.id == bindparam("id"))
+_of_pack = commit_packs.alias()
+_needed = _of_pack.c.pack == packs.c.key
+_all_packs = (
+    select(
+        packs.c.name,
+        packs.c.state,
+        packs.c.size,
+        packs.c.created,
+        select(func.count()).where(_needed).scalar_subquery(),
+        select(func.coalesce(func.max(_of_pack.c.bytes), 0)).where(_needed).scalar_subquery(),
+        packs.c.verified,
+    )
+    .where(packs.c.state != "deleted")
+    .order_by(packs.c.key)
+)
+_of_commit = commit_packs.join(commits, commits.c.key == commit_packs.c.commit)
+_packs_of_commit = _all_packs.select_from(packs.join(_of_commit)).where(commits.c.id == bindparam("id"))
+_in_pack = LOCATIONS.where(packs.c.name == bindparam("pack")).order_by(chunks.c.offset)
 
 
 def in_lists(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
@@ -104,23 +122,13 @@ def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocatio
 
 def all_packs(db: Connection, commit: str | None) -> list[PackRecord]:
     """Packs that are not deleted, of the store or of one commit."""
-    users = commit_packs.alias()
-    of_pack = users.c.pack == packs.c.key
-    needed_by = select(func.count()).where(of_pack).scalar_subquery()
-    needed_bytes = select(func.coalesce(func.max(users.c.bytes), 0)).where(of_pack).scalar_subquery()
-    numbers = packs.c.size, packs.c.created, needed_by, needed_bytes, packs.c.verified
-    wanted = select(packs.c.name, packs.c.state, *numbers)
-    if commit is not None:
-        wanted = wanted.select_from(packs).join(commit_packs).join(commits, commits.c.key == commit_packs.c.commit)
-        wanted = wanted.where(commits.c.id == commit)
-    found = db.execute(wanted.where(packs.c.state != "deleted").order_by(packs.c.key))
+    found = db.execute(_all_packs) if commit is None else db.execute(_packs_of_commit, {"id": commit})
     return [PackRecord(*row) for row in found]
 
 
 def pack_chunks(db: Connection, pack: str) -> list[ChunkLocation]:
     """The locations recorded for one pack, in its order."""
-    found = db.execute(LOCATIONS.where(packs.c.name == pack).order_by(chunks.c.offset))
-    return [ChunkLocation(*row) for row in found]
+    return [ChunkLocation(*row) for row in db.execute(_in_pack, {"pack": pack})]
 
 
 def all_tags(db: Connection, run: str | None) -> list[TagRecord]:

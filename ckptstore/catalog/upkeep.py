@@ -1,20 +1,21 @@
-"""What verification, repair and the sweep of orphans ask and tell the catalog."""
+"""What verification, repair, rebuilds and the sweep of orphans ask and tell the catalog."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-from sqlalchemy import Column, Connection, delete, insert, select, update
+from sqlalchemy import Column, Connection, Select, bindparam, delete, insert, select, update
 
 from ckptstore.catalog.dialects import Clock
-from ckptstore.catalog.queries import LOCATIONS, in_lists, purged
-from ckptstore.catalog.records import ChunkLocation, Objects
+from ckptstore.catalog.queries import LOCATIONS, NAMES, in_lists, purged
+from ckptstore.catalog.records import ChunkLocation, LeftOutDocument, Objects
 from ckptstore.catalog.schema import (
     chunks,
     commit_packs,
     commits,
     gone_documents,
+    left_out_documents,
     loose_documents,
     lost_chunks,
     manifests,
@@ -23,10 +24,22 @@ from ckptstore.catalog.schema import (
 )
 
 
+def _named(column: Column[str]) -> Select[str]:
+    return select(column).where(column.in_(NAMES))
+
+
+_documents = (gone_documents.c.document, loose_documents.c.document, commits.c.document, tags.c.document)
+_gone_documents, *_other_documents = map(_named, _documents)
+_reserved_packs = _named(packs.c.name)
+_gone_packs = _reserved_packs.where(packs.c.state == "deleted")
+_users = select(commits.c.id).select_from(commit_packs).join(commits).join(packs)
+_users_of_pack = _users.where(packs.c.name == bindparam("pack")).order_by(commits.c.key)
+_verified = update(packs).where(packs.c.name.in_(NAMES)).values(verified=Clock())
+
+
 def users(db: Connection, pack: str) -> list[str]:
     """Ids of the commits that need a pack."""
-    needing = select(commits.c.id).select_from(commit_packs).join(commits).join(packs)
-    return list(db.execute(needing.where(packs.c.name == pack).order_by(commits.c.key)).scalars())
+    return list(db.execute(_users_of_pack, {"pack": pack}).scalars())
 
 
 def copies(db: Connection, digests: Sequence[bytes]) -> list[ChunkLocation]:
@@ -54,25 +67,30 @@ def forget_lost(db: Connection, digests: Sequence[bytes]) -> None:
 
 def gone(db: Connection, listed: Objects) -> Objects:
     """Which of these were removed already."""
-    documents = _among(db, gone_documents.c.document, listed.documents)
-    return Objects(sorted(documents), sorted(_among(db, packs.c.name, listed.packs, state="deleted")))
+    documents, here = _among(db, _gone_documents, listed.documents), _among(db, _gone_packs, listed.packs)
+    return Objects(sorted(documents), sorted(here))
 
 
 def unknown(db: Connection, listed: Objects) -> Objects:
     """Which of these nobody ever reserved."""
-    known = {
-        document
-        for column in (gone_documents.c.document, loose_documents.c.document, commits.c.document, tags.c.document)
-        for document in _among(db, column, listed.documents)
-    }
-    here = _among(db, packs.c.name, listed.packs)
+    wanted = (_gone_documents, *_other_documents)
+    known = set[str]().union(*(_among(db, documents, listed.documents) for documents in wanted))
+    here = _among(db, _reserved_packs, listed.packs)
     return Objects(sorted(set(listed.documents) - known), sorted(set(listed.packs) - here))
+
+
+def leave_out(db: Connection, found: Sequence[LeftOutDocument]) -> None:
+    """These, in place of what an earlier rebuild left out."""
+    db.execute(delete(left_out_documents))
+    if found:
+        rows = [{"document": one.document, "run": one.run, "step": one.step} for one in found]
+        db.execute(insert(left_out_documents), rows)
 
 
 def mark_verified(db: Connection, names: Sequence[str]) -> None:
     """Record the time."""
     for some in in_lists(names):
-        db.execute(update(packs).where(packs.c.name.in_(some)).values(verified=Clock()))
+        db.execute(_verified, {"names": some})
 
 
 def replace_manifest(db: Connection, commit: str, data: bytes) -> None:
@@ -84,9 +102,5 @@ def replace_manifest(db: Connection, commit: str, data: bytes) -> None:
     db.execute(insert(manifests).values(commit=key, data=data))
 
 
-def _among(db: Connection, column: Column[str], names: Sequence[str], *, state: str | None = None) -> set[str]:
-    found: set[str] = set()
-    for some in in_lists(names):
-        wanted = select(column).where(column.in_(some))
-        found.update(db.execute(wanted if state is None else wanted.where(packs.c.state == state)).scalars())
-    return found
+def _among(db: Connection, wanted: Select[str], names: Sequence[str]) -> set[str]:
+    return {name for some in in_lists(names) for name in db.execute(wanted, {"names": some}).scalars()}
