@@ -46,8 +46,10 @@ _CHUNKS_AT_ONCE = 1 << 16
 
 
 def _useless(overdue: BindParameter[Sequence[int]] | Select[int]) -> Subquery:
-    """For EXISTS (SELECT *) SQLite reads rows where an index has all that it needs, and for states joined by OR it
-    looks at packs twice: together they took twice as long.
+    """Packs that nothing needs once these commits, keys all, are purged.
+
+    For EXISTS (SELECT *) SQLite reads rows where an index has all that it needs, and for states joined by OR it looks
+    at packs twice: together they took twice as long.
     """
     needed = exists(commit_packs.c.commit).where(
         commit_packs.c.pack == packs.c.key, commit_packs.c.commit.not_in(overdue)

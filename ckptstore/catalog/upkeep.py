@@ -28,8 +28,8 @@ def _named(column: Column[str]) -> Select[str]:
     return select(column).where(column.in_(NAMES))
 
 
-_documents = (gone_documents.c.document, loose_documents.c.document, commits.c.document, tags.c.document)
-_gone_documents, *_other_documents = map(_named, _documents)
+_gone_documents = _named(gone_documents.c.document)
+_known_documents = (_gone_documents, *(_named(table.c.document) for table in (loose_documents, commits, tags)))
 _reserved_packs = _named(packs.c.name)
 _gone_packs = _reserved_packs.where(packs.c.state == "deleted")
 _users = select(commits.c.id).select_from(commit_packs).join(commits).join(packs)
@@ -73,8 +73,7 @@ def gone(db: Connection, listed: Objects) -> Objects:
 
 def unknown(db: Connection, listed: Objects) -> Objects:
     """Which of these nobody ever reserved."""
-    wanted = (_gone_documents, *_other_documents)
-    known = set[str]().union(*(_among(db, documents, listed.documents) for documents in wanted))
+    known = set[str]().union(*(_among(db, documents, listed.documents) for documents in _known_documents))
     here = _among(db, _reserved_packs, listed.packs)
     return Objects(sorted(set(listed.documents) - known), sorted(set(listed.packs) - here))
 
