@@ -141,12 +141,12 @@ class Encoder:
         for digest, piece in group:
             base = near.get(digest)
             raw = None if base is None else bases.get(base.digest)
-            share = HALF if digest in waiting else self.reliance.share
+            share = min(HALF, self.reliance.share) if digest in waiting else self.reliance.share
             made = encode(piece.data, piece.form, raw, effort, share)
             chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
             if base is not None and made.uses_base:
                 chunk = chunk._replace(base=base.digest, below=[base])
-                self.reliance.add(len(piece.data) * min(1, len(made.payload) / base.length))
+                self.reliance.add(len(piece.data) * made.added)
             found.append(chunk)
         return found
 

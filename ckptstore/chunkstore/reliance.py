@@ -6,16 +6,18 @@ from ckptstore.locks import Lock
 
 FEW = 0.88
 """What a difference may be of what its chunk is alone: who reads it reads and decodes another one as well."""
-MANY = 0.8
-"""The same where differences already add more than `ROOM`."""
+MANY = 0.78
+"""The same where chunks that rest on others already add more than `SOME`."""
 HALF = 0.5
-"""The same beyond `MOST`, and for chunks that are computed from whole ones, as good as nothing every other time."""
-ROOM, MOST = 0.45, 0.6
+"""The same beyond `ROOM`, and for chunks that are computed from whole ones, as good as nothing every other time."""
+NONE = 0.0
+"""The same beyond `MOST`."""
+SOME, ROOM, MOST = 0.15, 0.42, 0.47
 """What is added, to what reading the whole commit would take if nothing rested on anything."""
 
 
 class Reliance:
-    """Of one commit, whose chunks several threads encode; all in raw bytes, as if whole chunks took them alike."""
+    """Of one commit, whose chunks several threads encode; all in raw bytes, as if their whole chunks took alike."""
 
     def __init__(self) -> None:
         self._all = self._added = 0.0
@@ -24,9 +26,8 @@ class Reliance:
     @property
     def share(self) -> float:
         """What the next difference may be of what its chunk is alone."""
-        if self._added <= ROOM * self._all:
-            return FEW
-        return MANY if self._added <= MOST * self._all else HALF
+        limits = {SOME: FEW, ROOM: MANY, MOST: HALF}
+        return next((share for limit, share in limits.items() if self._added <= limit * self._all), NONE)
 
     def expect(self, size: int) -> None:
         """So many bytes come."""

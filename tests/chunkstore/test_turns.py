@@ -8,7 +8,7 @@ from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore.deriving import Derivation, derivations, turns
 from ckptstore.chunkstore.encoding import Made, Piece
 from ckptstore.chunkstore.needs import Way
-from ckptstore.chunkstore.reliance import FEW, HALF, MANY, ROOM, Reliance
+from ckptstore.chunkstore.reliance import FEW, HALF, MANY, MOST, NONE, ROOM, SOME, Reliance
 from ckptstore.format.codecs import RAW
 
 SIZE = 1 << 16
@@ -92,11 +92,10 @@ def test_what_adds_nothing_after_all_leaves_its_room_to_others():
 
 def test_where_much_rests_on_others_little_does_that_saves_little():
     reliance = relied(100)
-    reliance.add(45)
-    assert reliance.share == FEW
-    reliance.add(15)
-    assert reliance.share == MANY
-    reliance.add(1)
-    assert reliance.share == HALF
-    reliance.expect(100)
+    shares = [reliance.share]
+    for more in (SOME, ROOM - SOME, MOST - ROOM):
+        reliance.add(100 * more + 0.1)
+        shares.append(reliance.share)
+    assert shares == [FEW, MANY, HALF, NONE]
+    reliance.expect(1000)
     assert reliance.share == FEW

@@ -114,6 +114,29 @@ def test_what_moved_little_is_a_difference():
     assert check(moved, FLOATS, raw_of(before), "none") == RAW.number
 
 
+def added(raw, base):
+    return encode(raw, FLOATS, base, "best", reliance=10).added
+
+
+def test_what_a_difference_adds_to_reading_follows_what_is_to_be_decoded():
+    before = trained(1 << 17)
+    sparse, far = before.copy(), raw_of(before * np.float32(1.01))
+    sparse[::100] *= np.float32(1.01)
+    alike, few, many = (added(raw, raw_of(before)) for raw in (raw_of(before), raw_of(sparse), far))
+    assert 0.2 < alike < few < many < 1
+
+
+def test_what_needs_no_base_adds_nothing():
+    noise = raw_of(trained(1 << 17, 1))
+    assert encode(noise, FLOATS, raw_of(trained(1 << 17)), "best").added == 0
+    assert encode(noise, FLOATS, None, "best").added == 0
+
+
+def test_a_difference_adds_more_to_what_needs_no_decoding():
+    noise = memoryview(random.Random(0).randbytes(1 << 19))
+    assert added(noise, noise) > 1 > added(raw_of(trained(1 << 17)), raw_of(trained(1 << 17)))
+
+
 def kinds(count):
     """Name → form and array: what else is found in states."""
     draw = np.random.default_rng(0)

@@ -21,8 +21,8 @@ CHUNKS = st.lists(st.binary(max_size=300) | st.integers(0, 3000).map(bytes), max
 def build(chunks, *, base=b"", sectors=True):
     builder = packs.PackBuilder(sectors=sectors)
     for chunk in chunks:
-        codec, payload = encode(memoryview(chunk))
-        builder.add(DIGEST.compute(chunk), codec, payload, len(chunk), base)
+        made = encode(memoryview(chunk))
+        builder.add(DIGEST.compute(chunk), made.codec, made.payload, len(chunk), base)
     return b"".join(builder.finish()), builder
 
 

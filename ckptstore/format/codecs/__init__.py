@@ -67,9 +67,8 @@ def encode(
         from ckptstore.format.codecs.choice import candidates, worth
 
         tries = 2 if level == "best" else 1
-        encoded = [
-            Encoded(found.codec, found.encode()) for found in candidates(raw, form, base, level, reliance)[:tries]
-        ]
+        found = candidates(raw, form, base, level, reliance)[:tries]
+        encoded = [Encoded(each.codec, each.encode(), each.added) for each in found]
         smallest = min(encoded, key=lambda each: len(each.payload), default=None)
         if smallest is not None and len(smallest.payload) < worth(level) * len(raw):
             return smallest

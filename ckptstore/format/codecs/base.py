@@ -26,10 +26,14 @@ PLANES, DELTA = 2, 3
 
 
 class Encoded(NamedTuple):
-    """A chunk's payload, and the number of the codec that made it."""
+    """A chunk's payload, and the number of the codec that made it.
+
+    `added` is what a base adds to the time of who reads the chunk, to what that would take without; 0 for no base.
+    """
 
     codec: int
     payload: Buffer
+    added: float = 0.0
 
     @property
     def uses_base(self) -> bool:

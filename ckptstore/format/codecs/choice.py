@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs.base import Effort, Form
 from ckptstore.format.codecs.delta import Delta
+from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.planes import Planes
+from ckptstore.format.codecs.planning import CODED
 from ckptstore.format.codecs.zstd import Zstd
 
 _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
 _MUCH = 0.5  # otherwise a fast disk has written a chunk before it is encoded
 _RELYING: tuple[Effort, ...] = ("auto", "best")
+_JOINED, _ONTO, _RAW = 1.0, 0.65, 0.5
+"""What reading takes beside `Plan.work`: a coded chunk, a difference beside its base, and bytes as they are."""
 
 
 class Candidate(NamedTuple):
-    """A codec, the size to expect as a share of the raw one, and how to encode."""
+    """A codec, and how to encode; the size to expect as a share of the raw one, and `Encoded.added`."""
 
     codec: int
     share: float
     encode: Callable[[], Buffer]
+    added: float = 0.0
 
 
 def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort, reliance: float) -> list[Candidate]:
@@ -57,4 +62,13 @@ def _candidates(
     if base is not None and len(base) == len(raw) and level in _RELYING:
         change = delta.plan(raw, form, base)
         if change.share < reliance * min(plain, plans[0].share):
-            yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base))
+            added = (_ONTO + change.work) / _alone(plain, plans)
+            yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base), added)
+
+
+def _alone(plain: float, plans: Sequence[Plan]) -> float:
+    """What reading the smallest encoding that needs no base takes, in units of `Plan.work`."""
+    best = min(plans, key=lambda plan: plan.share)
+    if min(plain, best.share) >= _WORTH:
+        return _RAW
+    return _JOINED + (best.work if best.share <= plain else CODED)

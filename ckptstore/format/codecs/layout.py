@@ -80,11 +80,17 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How words are cut, how each plane is coded, and the size to expect as a share of the raw one."""
+    """How words are cut, and how each plane is coded.
+
+    Attributes:
+        share: the size to expect, of the raw one.
+        work: what decoding the planes will take, to what reading, joining and verifying the words takes beside.
+    """
 
     cut: Cut
     ways: tuple[Way, ...]
     share: float
+    work: float = 0.0
 
     @property
     def parts(self) -> int:

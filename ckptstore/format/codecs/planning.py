@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,15 @@ _COMMON = 0.6
 _LENGTHS = 0.75  # what a sample takes of the lengths of a block's parts
 _DESCRIPTION = 0.5
 """What zstd spends to describe its code, in bytes a symbol: in a small sample it weighs as it will not in the whole."""
+CODED, _GAP = 1.5, 2.5
+"""What a coded byte, and one that is put in its place, take to decode; see `Plan.work`. Fitted to whole checkouts."""
+
+
+class _Estimate(NamedTuple):
+    """What coding a plane of a sample comes to: bytes, and `Plan.work` of as many raw ones."""
+
+    size: float
+    work: float = 0.0
 
 
 def planned(sample: Words, cut: Cut) -> Plan:
@@ -25,10 +35,11 @@ def planned(sample: Words, cut: Cut) -> Plan:
     half = cut.width // 2
     with borrowed() as tools:
         found = [_best_way(plane, tools) for plane in Cutter(cut, tools).cut(sample)]
-    ways, share = tuple(way for way, _ in found), sum(size for _, size in found) / max(sample.nbytes, 1)
+    ways, size = tuple(way for way, _ in found), max(sample.nbytes, 1)
+    share, work = sum(each.size for _, each in found) / size, sum(each.work for _, each in found) / size
     if half > 1 and not any(way.coded for way in ways[half:]):
-        return Plan(replace(cut, kept=True), ways[: half + 1], share)
-    return Plan(cut, ways, share)
+        return Plan(replace(cut, kept=True), ways[: half + 1], share, work)
+    return Plan(cut, ways, share, work)
 
 
 def centered(sample: Words, fields: Plan) -> Plan:
@@ -37,29 +48,32 @@ def centered(sample: Words, fields: Plan) -> Plan:
     return planned(sample, Cut(sample.itemsize, _VARYING, center))
 
 
-def _best_way(plane: Plane, tools: Tools) -> tuple[Way, float]:
-    """And the size to expect."""
+def _best_way(plane: Plane, tools: Tools) -> tuple[Way, _Estimate]:
+    """And what it comes to."""
     whole = len(tools.coder.encode(plane))
     if whole == len(plane):
-        return Way(coded=False), whole
+        return Way(coded=False), _Estimate(whole)
     if whole == 1:
-        return Way(coded=True), whole
+        return Way(coded=True), _Estimate(whole)
     counts = tools.loops.count(plane)
-    sizes = {Way(coded=True): whole - _described(counts)}
+    found = {Way(coded=True): _Estimate(whole - _described(counts), CODED * len(plane))}
     for bits in NARROW:
         offset, share = best_offset(counts, bits)
         if share < _COMMON:
             break  # the neighbours that fewer bits tell are fewer
         common = tools.array(1, symbols_of(len(plane), bits), "common")
-        parts = (common, *tools.loops.squeeze(plane, bits, offset, common))
-        sizes[Way(True, bits, offset)] = _LENGTHS + sum(_size(part, tools) for part in parts)
-    best = min(sizes, key=lambda way: sizes[way])
-    return best, sizes[best]
+        gaps, others = tools.loops.squeeze(plane, bits, offset, common)
+        parts = [_coded(part, tools) for part in (common, gaps, others)]
+        work = _GAP * len(gaps) + sum(part.work for part in parts)
+        found[Way(True, bits, offset)] = _Estimate(_LENGTHS + sum(part.size for part in parts), work)
+    return min(found.items(), key=lambda each: each[1].size)
 
 
-def _size(part: Plane, tools: Tools) -> float:
+def _coded(part: Plane, tools: Tools) -> _Estimate:
     size = len(tools.coder.encode(part))
-    return size if size in {1, len(part)} else size - _described(tools.loops.count(part))
+    if size in {1, len(part)}:
+        return _Estimate(size)
+    return _Estimate(size - _described(tools.loops.count(part)), CODED * len(part))
 
 
 def _described(counts: Counts) -> float:
