@@ -136,7 +136,8 @@ class Encoder:
         waiting: AbstractSet[bytes],
     ) -> list[NewChunk]:
         """Each chunk on what it may rest, or whole, whatever is smaller; what waits whole unless that halves it."""
-        bases = self.read({near[digest].digest for digest, _ in group if digest in near})
+        wanted = {near[digest].digest for digest, _ in group if digest in near} if self.reliance.share else set()
+        bases = self.read(wanted)
         found = []
         for digest, piece in group:
             base = near.get(digest)

@@ -1,0 +1,34 @@
+"""How new chunks are encoded."""
+
+import numpy as np
+import pytest
+
+from ckptstore.catalog.records import ChunkLocation
+from ckptstore.chunkstore.encoding import Encoder, Piece
+from ckptstore.chunkstore.needs import Way
+from ckptstore.chunkstore.pace import Pace
+from ckptstore.chunkstore.reliance import MOST
+from ckptstore.format.codecs import DELTA, Form
+from ckptstore.format.codecs.base import PLANES
+
+SIZE = 1 << 18
+FLOATS = Form(4, floating=True)
+BEFORE = np.random.default_rng(0).normal(0, 0.02, SIZE // 4).astype("<f4")
+AFTER = BEFORE * np.float32(1.001)
+
+
+@pytest.mark.parametrize(("added", "codec", "reads"), [(MOST - 0.01, DELTA, 1), (MOST + 0.01, PLANES, 0)])
+def test_older_chunks_are_read_only_while_new_ones_may_rest_on_them(added, codec, reads):
+    read = []
+
+    def raw(digests):
+        read.extend(digests)
+        return [BEFORE.data.cast("B") for _ in digests]
+
+    encoder = Encoder("best", Pace(far=False), Way(sealed=False, copies=0), set, raw)
+    encoder.reliance.expect(10 * SIZE)
+    encoder.reliance.add(added * 10 * SIZE)
+    near = {b"new": ChunkLocation(b"old", "pack", 0, SIZE, SIZE, PLANES)}
+    piece = Piece(AFTER.data.cast("B"), copied=False, form=FLOATS)
+    (chunk,) = encoder.encode([(b"new", piece)], "best", near, frozenset())
+    assert (chunk.codec, len(read)) == (codec, reads)
