@@ -153,6 +153,7 @@ def _is_consistent(entry: Entry, digest_size: int) -> bool:
     return nbytes > 0 and in_order and not entry.inline and len(entry.chunks) == count * digest_size
 
 
+@lru_cache(1024)
 def is_storable(itemsize: int, shape: Index) -> bool:
     """Whether numpy has arrays of this form, which all of them pass through."""
     count = prod(shape) or prod(max(extent, 1) for extent in shape)  # strides are made of it, though an extent be 0
