@@ -133,7 +133,7 @@ def encode(
     found = {digest: turns.now[digest] for digest, _ in group if digest in turns.now}
     older = encoder.read({base for each in found.values() for base in each.made.older})
     known = {digest: found[digest].encode(digest, piece, older) for digest, piece in group if digest in found}
-    encoder.reliance.add(-sum(found[digest].added for digest, chunk in known.items() if chunk is None))
+    encoder.reliance.release(sum(found[digest].added for digest, chunk in known.items() if chunk is None))
     others = [(digest, piece) for digest, piece in group if known.get(digest) is None]
     rest = iter(encoder.encode(others, effort, near, turns.waiting))
     return [known.get(digest) or next(rest) for digest, _ in group]

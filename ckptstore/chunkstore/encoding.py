@@ -147,7 +147,7 @@ class Encoder:
             chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
             if base is not None and made.uses_base:
                 chunk = chunk._replace(base=base.digest, below=[base])
-                self.reliance.add(len(piece.data) * made.added)
+            self.reliance.tell(len(piece.data), made.alone, made.added)
             found.append(chunk)
         return found
 

@@ -14,34 +14,50 @@ NONE = 0.0
 """The same beyond `MOST`."""
 SOME, ROOM, MOST = 0.15, 0.42, 0.47
 """What is added, to what reading the whole commit would take if nothing rested on anything."""
+_USUAL = 1.6
+"""What reading a byte takes of a chunk that is still to be encoded, as `Encoded.alone` does: of most it takes more."""
 
 
 class Reliance:
-    """Of one commit, whose chunks several threads encode; all in raw bytes, as if their whole chunks took alike."""
+    """Of one commit, whose chunks several threads encode."""
 
     def __init__(self) -> None:
-        self._all = self._added = 0.0
+        self._all = self._told = 0
+        self._alone = self._added = self._computed = 0.0
         self._lock = Lock()
 
     @property
     def share(self) -> float:
         """What the next difference may be of what its chunk is alone."""
-        limits = {SOME: FEW, ROOM: MANY, MOST: HALF}
-        return next((share for limit, share in limits.items() if self._added <= limit * self._all), NONE)
+        limits, level = {SOME: FEW, ROOM: MANY, MOST: HALF}, self._level()
+        return next((share for limit, share in limits.items() if level <= limit), NONE)
 
     def expect(self, size: int) -> None:
-        """So many bytes come."""
+        """So many raw bytes come."""
         with self._lock:
             self._all += size
 
-    def bears(self, added: float) -> bool:
-        """Whether there is room for one more chunk that adds so much; it is added then."""
+    def tell(self, size: int, alone: float, added: float) -> None:
+        """A chunk of so many raw bytes is encoded; see `Encoded`."""
         with self._lock:
-            bearable = self._added + added <= ROOM * self._all
-            self._added += added if bearable else 0
+            self._told += size
+            self._alone += size * alone
+            self._added += size * added
+
+    def bears(self, computed: float) -> bool:
+        """Whether one more chunk may be computed, which adds as much as so many raw bytes of whole ones; it is then."""
+        with self._lock:
+            bearable = self._level(computed) <= ROOM
+            self._computed += computed if bearable else 0
         return bearable
 
-    def add(self, added: float) -> None:
-        """What a chunk adds; less than 0 where it was to add something, and does not."""
+    def release(self, computed: float) -> None:
+        """What was to be computed, and is not."""
         with self._lock:
-            self._added += added
+            self._computed -= computed
+
+    def _level(self, more: float = 0.0) -> float:
+        """What is added so far, to what reading all takes if nothing rests on anything."""
+        coming = max(self._all - self._told, 0)
+        read = self._alone + _USUAL * coming
+        return ((self._computed + more) / self._all if self._all else 0.0) + (self._added / read if read else 0.0)

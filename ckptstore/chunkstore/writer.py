@@ -225,7 +225,7 @@ class ChunkWriter:
     ) -> list[NewChunk]:
         """The chunks, those encoded again that rest on too much."""
         heavy = pile.heavy(made, near)
-        self._encoder.reliance.add(-sum(turning.now[digest].added for digest in heavy & turning.now.keys()))
+        self._encoder.reliance.release(sum(turning.now[digest].added for digest in heavy & turning.now.keys()))
         again = self._encoded([item for item in batch if item[0] in heavy], effort, near, turning._replace(now={}))
         instead = {chunk.digest: chunk for chunk in again}
         return [instead.get(chunk.digest, chunk) for chunk in made]

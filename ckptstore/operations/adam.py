@@ -20,7 +20,10 @@ from ckptstore.state.adam import Recipe
 from ckptstore.state.values import decode
 
 _BASES = 3
-_WORK = {Kind.WEIGHT: 1.0, Kind.SECOND: 0.7}
+_WORK = {
+    Number.FLOAT32: {Kind.WEIGHT: 1.0, Kind.SECOND: 0.7},
+    Number.BFLOAT16: {Kind.WEIGHT: 1.3, Kind.SECOND: 1.25},  # a byte has twice as many numbers
+}
 _NUMBERS = {"float32": Number.FLOAT32, "bfloat16": Number.BFLOAT16}
 _HYPERPARAMETERS = ("lr", "eps", "weight_decay", "betas", "decoupled_weight_decay")
 _SCALARS = {"float32": "<f4", "float64": "<f8"}
@@ -68,7 +71,7 @@ class Trained:
         older = [self._lineage.base(path, self._entries[path], number) for path in paths] if steps else []
         if not steps or not all(older):
             return None
-        return Made(Adam(kind, steps), tuple(older), newer=_BASES - len(older), work=_WORK[kind])
+        return Made(Adam(kind, steps), tuple(older), newer=_BASES - len(older), work=_WORK[steps[0].number][kind])
 
 
 def steps_between(older: Mapping[str, Entry], newer: Mapping[str, Entry], recipe: Recipe) -> list[Step]:

@@ -27,7 +27,7 @@ def test_older_chunks_are_read_only_while_new_ones_may_rest_on_them(added, codec
 
     encoder = Encoder("best", Pace(far=False), Way(sealed=False, copies=0), set, raw)
     encoder.reliance.expect(10 * SIZE)
-    encoder.reliance.add(added * 10 * SIZE)
+    encoder.reliance.tell(10 * SIZE, 1, added)
     near = {b"new": ChunkLocation(b"old", "pack", 0, SIZE, SIZE, PLANES)}
     piece = Piece(AFTER.data.cast("B"), copied=False, form=FLOATS)
     (chunk,) = encoder.encode([(b"new", piece)], "best", near, frozenset())

@@ -86,16 +86,40 @@ def test_what_adds_nothing_after_all_leaves_its_room_to_others():
     reliance = relied(100)
     assert reliance.bears(40)
     assert not reliance.bears(10)
-    reliance.add(-40)
+    reliance.release(40)
     assert reliance.bears(10)
 
 
 def test_where_much_rests_on_others_little_does_that_saves_little():
-    reliance = relied(100)
-    shares = [reliance.share]
-    for more in (SOME, ROOM - SOME, MOST - ROOM):
-        reliance.add(100 * more + 0.1)
+    shares = []
+    for added in (0, SOME + 0.001, ROOM + 0.001, MOST + 0.001):
+        reliance = relied(100)
+        reliance.tell(100, 1, added)
         shares.append(reliance.share)
     assert shares == [FEW, MANY, HALF, NONE]
     reliance.expect(1000)
     assert reliance.share == FEW
+
+
+@pytest.mark.parametrize(("others", "share"), [(2, FEW), (0.5, MANY)])
+def test_a_difference_is_compared_with_what_reading_all_takes(others, share):
+    reliance = relied(100)
+    reliance.tell(50, 2, 0.5)
+    reliance.tell(50, others, 0)
+    assert reliance.share == share
+
+
+def test_what_comes_may_take_less_to_read_than_what_was_there_first():
+    reliance = relied(100)
+    reliance.tell(10, 3, 3)
+    assert reliance.share == MANY
+    reliance.tell(90, 3, 0)
+    assert reliance.share == FEW
+
+
+def test_nothing_is_computed_where_differences_take_the_room():
+    reliance = relied(100)
+    reliance.tell(100, 2, 0.6)
+    assert not reliance.bears(20)
+    assert reliance.bears(10)
+    assert not reliance.bears(10)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptstore.format.codecs import RAW, ZSTD, Effort, Form, codec_numbered, encode
+from ckptstore.format.codecs.base import READ
 from ckptstore.format.codecs.delta import Delta
 from ckptstore.format.codecs.zstd import Zstd
 
@@ -114,16 +115,20 @@ def test_what_moved_little_is_a_difference():
     assert check(moved, FLOATS, raw_of(before), "none") == RAW.number
 
 
-def added(raw, base):
-    return encode(raw, FLOATS, base, "best", reliance=10).added
+NOISE = memoryview(random.Random(0).randbytes(1 << 19))
+UNEVEN = raw_of(np.random.default_rng(0).normal(0, 10, 1 << 19).astype(np.int8))
+
+
+def best(raw, base=None):
+    return encode(raw, FLOATS, base, "best", reliance=10)
 
 
 def test_what_a_difference_adds_to_reading_follows_what_is_to_be_decoded():
     before = trained(1 << 17)
     sparse, far = before.copy(), raw_of(before * np.float32(1.01))
     sparse[::100] *= np.float32(1.01)
-    alike, few, many = (added(raw, raw_of(before)) for raw in (raw_of(before), raw_of(sparse), far))
-    assert 0.2 < alike < few < many < 1
+    alike, few, many = (best(raw, raw_of(before)) for raw in (raw_of(before), raw_of(sparse), far))
+    assert 0.5 < alike.added < few.added < many.added < many.alone
 
 
 def test_what_needs_no_base_adds_nothing():
@@ -132,9 +137,15 @@ def test_what_needs_no_base_adds_nothing():
     assert encode(noise, FLOATS, None, "best").added == 0
 
 
-def test_a_difference_adds_more_to_what_needs_no_decoding():
-    noise = memoryview(random.Random(0).randbytes(1 << 19))
-    assert added(noise, noise) > 1 > added(raw_of(trained(1 << 17)), raw_of(trained(1 << 17)))
+def test_what_reading_takes_alone_follows_what_is_to_be_decoded():
+    as_it_is, coded, all_coded = (best(raw).alone for raw in (NOISE, raw_of(trained(1 << 17)), UNEVEN))
+    assert as_it_is == READ < 1 < coded < all_coded
+
+
+@pytest.mark.parametrize("raw", [NOISE, UNEVEN], ids=["noise", "uneven"])
+def test_what_reading_takes_alone_is_the_same_beside_a_base(raw):
+    found = best(raw, raw)
+    assert (found.codec, found.alone) == (DELTA.number, best(raw).alone)
 
 
 def kinds(count):

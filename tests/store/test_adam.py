@@ -73,13 +73,13 @@ def store(tmp_path):
 
 @pytest.mark.parametrize("commit", ["commit", "commit_async"])
 @pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_consecutive_steps_are_computed_again(store, cls, dtype, commit):
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0.72), (torch.bfloat16, 0.8)])
+def test_consecutive_steps_are_computed_again(store, cls, dtype, share, commit):
     training = Training(cls, dtype, lr=1e-4 if dtype is torch.float32 else 1e-1)
     held = committed(store, training, range(3), commit)
     first, *others = [store.find(step).new_bytes for step in range(3)]
     assert all(size < 0.86 * first for size in others)
-    assert sum(others) < 0.76 * 2 * first
+    assert sum(others) < share * 2 * first
     assert ADAM in codecs(store)
     check(store, held)
 

@@ -68,7 +68,7 @@ def encode(
 
         tries = 2 if level == "best" else 1
         found = candidates(raw, form, base, level, reliance)[:tries]
-        encoded = [Encoded(each.codec, each.encode(), each.added) for each in found]
+        encoded = [Encoded(each.codec, each.encode(), each.alone, each.added) for each in found]
         smallest = min(encoded, key=lambda each: len(each.payload), default=None)
         if smallest is not None and len(smallest.payload) < worth(level) * len(raw):
             return smallest

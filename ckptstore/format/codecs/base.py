@@ -25,14 +25,19 @@ PLANES, DELTA = 2, 3
 """Numbers of codecs that others know of."""
 
 
+READ = 0.5
+"""What reading a byte takes that is stored as it is, to one that is put together with others, beside decoding."""
+
+
 class Encoded(NamedTuple):
     """A chunk's payload, and the number of the codec that made it.
 
-    `added` is what a base adds to the time of who reads the chunk, to what that would take without; 0 for no base.
+    `alone` is what reading a raw byte of it takes without any base, as `READ` tells it, and `added` what the base adds.
     """
 
     codec: int
     payload: Buffer
+    alone: float = READ
     added: float = 0.0
 
     @property

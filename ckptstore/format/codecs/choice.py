@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ckptstore.format.buffers import Buffer
-from ckptstore.format.codecs.base import Effort, Form
+from ckptstore.format.codecs.base import READ, Effort, Form
 from ckptstore.format.codecs.delta import Delta
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.planes import Planes
@@ -18,16 +18,17 @@ _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out c
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
 _MUCH = 0.5  # otherwise a fast disk has written a chunk before it is encoded
 _RELYING: tuple[Effort, ...] = ("auto", "best")
-_JOINED, _ONTO, _RAW = 1.0, 0.65, 0.5
-"""What reading takes beside `Plan.work`: a coded chunk, a difference beside its base, and bytes as they are."""
+_JOINED, _ONTO = 1.0, 0.75
+"""What reading a byte takes beside `Plan.work`: of a coded chunk, and of a difference beside its base."""
 
 
 class Candidate(NamedTuple):
-    """A codec, and how to encode; the size to expect as a share of the raw one, and `Encoded.added`."""
+    """A codec, and how to encode; the size to expect as a share of the raw one, `Encoded.alone` and `added`."""
 
     codec: int
     share: float
     encode: Callable[[], Buffer]
+    alone: float
     added: float = 0.0
 
 
@@ -53,22 +54,22 @@ def _candidates(
 ) -> Iterator[Candidate]:
     zstd, planes, delta = Zstd(), Planes(), Delta()
     plain = zstd.share(raw)
-    yield Candidate(zstd.number, plain, partial(zstd.encode, raw))
+    yield Candidate(zstd.number, plain, partial(zstd.encode, raw), _JOINED + CODED)
     if level == "light" or len(raw) < _NUMBERS:
         return
     plans = planes.plans(raw, form, thorough=level == "best")
     for plan in plans:
-        yield Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw))
+        yield Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw), _JOINED + plan.work)
     if base is not None and len(base) == len(raw) and level in _RELYING:
         change = delta.plan(raw, form, base)
         if change.share < reliance * min(plain, plans[0].share):
-            added = (_ONTO + change.work) / _alone(plain, plans)
-            yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base), added)
+            alone, added = _alone(plain, plans), _ONTO + change.work
+            yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base), alone, added)
 
 
 def _alone(plain: float, plans: Sequence[Plan]) -> float:
-    """What reading the smallest encoding that needs no base takes, in units of `Plan.work`."""
+    """What reading the smallest encoding that needs no base takes."""
     best = min(plans, key=lambda plan: plan.share)
     if min(plain, best.share) >= _WORTH:
-        return _RAW
+        return READ
     return _JOINED + (best.work if best.share <= plain else CODED)

@@ -19,8 +19,8 @@ _COMMON = 0.6
 _LENGTHS = 0.75  # what a sample takes of the lengths of a block's parts
 _DESCRIPTION = 0.5
 """What zstd spends to describe its code, in bytes a symbol: in a small sample it weighs as it will not in the whole."""
-CODED, _GAP = 1.5, 2.5
-"""What a coded byte, and one that is put in its place, take to decode; see `Plan.work`. Fitted to whole checkouts."""
+CODED, _GAP = 2.7, 3.3
+"""What a coded byte, and one that is put in its place, take to decode with numba; see `Plan.work`."""
 
 
 class _Estimate(NamedTuple):
