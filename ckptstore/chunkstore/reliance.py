@@ -29,7 +29,9 @@ class Reliance:
     @property
     def share(self) -> float:
         """What the next difference may be of what its chunk is alone."""
-        limits, level = {SOME: FEW, ROOM: MANY, MOST: HALF}, self._level()
+        limits = {SOME: FEW, ROOM: MANY, MOST: HALF}
+        with self._lock:  # or what is told only in part is taken for all
+            level = self._level()
         return next((share for limit, share in limits.items() if level <= limit), NONE)
 
     def expect(self, size: int) -> None:
@@ -58,6 +60,7 @@ class Reliance:
 
     def _level(self, more: float = 0.0) -> float:
         """What is added so far, to what reading all takes if nothing rests on anything."""
+        if not self._all:
+            return 0.0
         coming = max(self._all - self._told, 0)
-        read = self._alone + _USUAL * coming
-        return ((self._computed + more) / self._all if self._all else 0.0) + (self._added / read if read else 0.0)
+        return (self._computed + more) / self._all + self._added / (self._alone + _USUAL * coming)

@@ -24,7 +24,6 @@ BYTES = Form()
 PLANES, DELTA = 2, 3
 """Numbers of codecs that others know of."""
 
-
 READ = 0.5
 """What reading a byte takes that is stored as it is, to one that is put together with others, beside decoding."""
 
