@@ -5,21 +5,21 @@ destination where that is plain memory, and verified by digest before anyone is 
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import groupby
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.records import ChunkLocation
-from ckptstore.chunkstore.announcing import AHEAD, announcer
 from ckptstore.chunkstore.grouping import Advance, wait_all
 from ckptstore.chunkstore.jobs import Fetch, Job, batches, families, jobs_for
 from ckptstore.chunkstore.needs import Way, granted
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.scratch import Scratch
+from ckptstore.chunkstore.stretches import Stretches
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import CorruptData, MissingData, ObjectNotFound
 from ckptstore.format.codecs import RAW, Encoded
@@ -81,31 +81,23 @@ def _carry_out(jobs: list[Job], run: _Run, budget: int | None, beside: int) -> N
     if len(tasks) == 1:
         run(tasks[0])
         return
-    rest = iter(list(zip_longest(tasks, tasks[AHEAD:], fillvalue=())))  # its steps are atomic
-    announce = announcer(run.storage)
+    workers = max(1, min(workers, len(tasks)))
+    stretches = Stretches(tasks, workers)
 
     def spread() -> None:
         with ThreadPoolExecutor(workers, "ckptstore-fetch") as pool:
-            wait_all([pool.submit(_work, run, announce, rest) for _ in range(min(workers, len(tasks)))])
+            wait_all([pool.submit(_work, run, stretches) for _ in range(workers)])
 
-    uninterrupted(spread, lambda: _give_up(rest))
+    uninterrupted(spread, stretches.give_up)
 
 
-def _work(
-    run: _Run, announce: Callable[[Sequence[Job]], None], rest: Iterator[tuple[Sequence[Job], Sequence[Job]]]
-) -> None:
-    """Carry out what no other thread has begun."""
+def _work(run: _Run, stretches: Stretches[list[Job]]) -> None:
     try:
-        for batch, later in rest:
-            announce(later)
+        for batch in stretches:
             run(batch)
-    finally:
-        _give_up(rest)
-
-
-def _give_up(rest: Iterator[object]) -> None:
-    """Where one thread failed, or is interrupted, nobody begins anything more."""
-    deque(rest, 0)
+    except BaseException:
+        stretches.give_up()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,14 +105,3 @@ class Closing(Protocol):
 
     def close(self) -> None:
         """Give it back. The storage may be used again, and then keeps things again."""
-
-
-@runtime_checkable
-class Prefetching(Protocol):
-    """A storage that reads faster what it is told of beforehand."""
-
-    def prefetch(self, key: str, offset: int, length: int) -> None:
-        """Begin to read what `get_ranges` is soon asked for, without waiting until it is read.
-
-        A hint, which never fails: what cannot be read is told by `get_ranges`.
-        """

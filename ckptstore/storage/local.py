@@ -115,11 +115,6 @@ class LocalStorage:
                     missing = f"{len(read.out)} bytes from offset {read.offset} on"
                     raise CorruptData(f"{path} ends {len(read.out) - done} bytes short of {missing}")
 
-    def prefetch(self, key: str, offset: int, length: int) -> None:
-        """See `Prefetching.prefetch`."""
-        with suppress(OSError):
-            self._open_files.get(self._name(key)).prefetch(offset, length)
-
     def head(self, key: str) -> ObjectInfo:
         """See `Storage.head`."""
         path = self._path(key)

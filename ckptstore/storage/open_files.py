@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from threading import get_ident
 
 from ckptstore.locks import Lock
-
-_HINT = 128 << 10
-"""Of a longer hint, Linux may follow the start alone: as much as it reads ahead, or as the disk takes at once."""
 
 
 class OpenFile:
@@ -35,30 +32,16 @@ class OpenFile:
             done += got
         return done
 
-    def prefetch(self, offset: int, length: int) -> None:
-        """Let the kernel read this, unless the last of it is in the page cache."""
-        end = min(offset + length, os.fstat(self._descriptor).st_size)
-        if sys.platform == "linux" and end > offset and not (cached := self._is_cached(end - 1)):
-            hint = end - offset if cached is None else _HINT
-            for start in range(offset, end, hint):
-                os.posix_fadvise(self._descriptor, start, min(hint, end - start), os.POSIX_FADV_WILLNEED)
-
-    def _is_cached(self, offset: int) -> bool | None:
-        """None where the file system does not tell, as one in memory, which may read ahead or not as it likes."""
-        try:
-            return os.preadv(self._descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except BlockingIOError:
-            return False
-        except OSError:
-            return None
-
 
 class OpenFiles:
-    """At most `most` open files, the longest unused given up first. Safe to use from several threads, and to pickle."""
+    """At most `most` open files, the longest unused given up first. Safe to use from several threads, and to pickle.
+
+    Each thread has descriptors of its own: the kernel reads ahead of what is read through one, where that goes on.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self._files: OrderedDict[tuple[str, int], OpenFile] = OrderedDict()
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
@@ -66,14 +49,15 @@ class OpenFiles:
 
     def get(self, path: str) -> OpenFile:
         """The file, opened if need be."""
+        key = path, get_ident()
         with self._lock:
-            known = self._files.pop(path, None)
+            known = self._files.pop(key, None)
             if known is not None:
-                self._files[path] = known
+                self._files[key] = known
                 return known
         opened = OpenFile(path)
         with self._lock, suppress(KeyError):  # a signal's handler has cleared it meanwhile
-            self._files[path] = opened
+            self._files[key] = opened
             if len(self._files) > self._most:
                 self._files.popitem(last=False)
         return opened
@@ -81,7 +65,8 @@ class OpenFiles:
     def forget(self, path: str) -> None:
         """Give up a file, so that its space is freed when it is deleted."""
         with self._lock:
-            self._files.pop(path, None)
+            for key in [key for key in tuple(self._files) if key[0] == path]:
+                self._files.pop(key, None)
 
     def clear(self) -> None:
         """Give up all files."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from ckptstore.errors import StorageError, StorageReadOnly, StorageUnavailable
 from ckptstore.format.buffers import Buffer
 from ckptstore.patience import patiently
-from ckptstore.storage.base import Closing, ObjectInfo, Prefetching, RangeRead, Storage, Sweeping
+from ckptstore.storage.base import Closing, ObjectInfo, RangeRead, Storage, Sweeping
 
 T = TypeVar("T")
 
@@ -68,11 +68,6 @@ class Intercepted:
         """See `Closing.close`."""
         if isinstance(self.storage, Closing):
             self.storage.close()
-
-    def prefetch(self, key: str, offset: int, length: int) -> None:
-        """See `Prefetching.prefetch`."""
-        if isinstance(self.storage, Prefetching):
-            self.storage.prefetch(key, offset, length)
 
 
 class ReadOnly(Intercepted):

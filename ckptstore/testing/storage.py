@@ -21,7 +21,7 @@ import pytest
 
 from ckptstore.errors import CorruptData, InvalidArgument, ObjectExists, ObjectNotFound
 from ckptstore.format.buffers import Buffer
-from ckptstore.storage.base import Prefetching, RangeRead, Storage
+from ckptstore.storage.base import RangeRead, Storage
 
 DATA = bytes(range(256)) * 64
 T = TypeVar("T")
@@ -317,22 +317,6 @@ class StorageConformance:
                 assert read(storage, f"{number}", 98, 4) == bytes([number]) * 2 + DATA[:2]
 
         together(check, 8)
-
-    def test_what_is_told_beforehand_changes_nothing(self, storage: Storage) -> None:
-        """A storage that takes hints must not mind those that are wrong."""
-        storage.put("key", [DATA])
-        if isinstance(storage, Prefetching):
-            for key, offset, length in (
-                ("key", 0, len(DATA)),
-                ("key", len(DATA), 1 << 20),
-                ("key", 5, 1 << 62),
-                ("key", 1 << 63, 1 << 63),
-                ("key", 5, 0),
-                ("no", 0, 1),
-            ):
-                storage.prefetch(key, offset, length)
-        assert read(storage, "key", 0, len(DATA)) == DATA
-        assert keys(storage) == {"key"}
 
     def test_pickle(self, storage: Storage) -> None:
         storage.put("packs/one", [DATA])

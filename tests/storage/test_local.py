@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -8,10 +7,9 @@ import os
 import random
 import shutil
 import stat
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -28,17 +26,6 @@ from ckptstore.testing.storage import keys, read
 @pytest.fixture
 def storage(tmp_path):
     return LocalStorage(tmp_path / "store", create=True)
-
-
-def cached_pages(path):
-    """For each page of a file, whether it is in the page cache; asking brings none there."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        memory = np.frombuffer(mapped, np.uint8)
-        pages = np.zeros(-(-len(memory) // mmap.PAGESIZE), np.uint8)
-        arguments = memory.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(len(memory)), pages.ctypes
-        assert ctypes.CDLL(None).mincore(*arguments) == 0
-        del memory, arguments
-    return (pages & 1).astype(bool)
 
 
 @pytest.fixture
@@ -357,62 +344,19 @@ def test_few_files_stay_open(storage):
 AROUND = [lambda storage: storage, Intercepted, lambda storage: ReadOnly(storage, "no"), Retrying]
 
 
-@pytest.mark.parametrize("around", AROUND)
-def test_what_is_told_beforehand_is_in_the_page_cache_soon(storage, around):
-    storage.put("key", [os.urandom(8 << 20)])
-    path = storage.root / "key"
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached_pages(path).any():
-        pytest.skip("the file system is in memory")
-    told = slice((2 << 20) // mmap.PAGESIZE, (3 << 20) // mmap.PAGESIZE + 1)
-    deadline = time.monotonic() + 30
-    while not cached_pages(path)[told].all():
-        assert time.monotonic() < deadline
-        around(storage).prefetch("key", 2 << 20, (1 << 20) + 1)  # a hint, which a busy kernel may pass over
-        time.sleep(0.01)
-
-
-def test_what_is_in_the_page_cache_is_not_asked_for(storage, monkeypatch):
-    storage.put("key", [bytes(1 << 20)])
-    storage.get("key")
-    asked = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: asked.append(arguments))
-    storage.prefetch("key", 0, 1 << 20)
-    assert not asked
-
-
-def test_what_is_in_the_page_cache_in_part_is_asked_for(storage, monkeypatch):
-    """The kernel reads on behind what is read, so that it is the end that tells."""
-    storage.put("key", [bytes(1 << 20)])
-    asked = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, offset, length, advice: asked.append((offset, length)))
-
-    def first_half(_, views, offset, flags):
-        if offset >= 1 << 19:
-            raise BlockingIOError
-        return len(views[0])
-
-    monkeypatch.setattr(os, "preadv", first_half)
-    storage.prefetch("key", 0, 1 << 19)
-    assert not asked
-    storage.prefetch("key", 500_000, 300_000)
-    assert asked == [(500_000, 131072), (631072, 131072), (762144, 37856)]
-
-
-def test_file_systems_that_cannot_tell_are_asked_once(storage, monkeypatch):
-    storage.put("key", [bytes(1 << 20)])
-    asked = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, offset, length, advice: asked.append((offset, length)))
-
-    def refuse(*_):
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-    monkeypatch.setattr(os, "preadv", refuse)
-    storage.prefetch("key", 100, 300_000)
-    storage.prefetch("key", (1 << 20) - 5, 1 << 62)
-    storage.prefetch("key", 1 << 20, 1)
-    assert asked == [(100, 300_000), ((1 << 20) - 5, 5)]
+def test_each_thread_has_a_descriptor_which_deleting_closes(storage):
+    """The kernel reads ahead where one goes on, and takes turns for a leap."""
+    before = len(os.listdir("/proc/self/fd"))
+    storage.put("key", [b"xy"])
+    storage.put("other", [b"z"])
+    with ThreadPoolExecutor(1) as pool:
+        for reading in (pool.submit(read, storage, "key", 0, 2).result(), read(storage, "key", 0, 2)):
+            assert reading == b"xy"
+        assert pool.submit(read, storage, "key", 1, 1).result() == read(storage, "key", 1, 1) == b"y"
+    assert read(storage, "other", 0, 1) == b"z"
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    storage.delete("key")
+    assert len(os.listdir("/proc/self/fd")) == before + 1
 
 
 @pytest.mark.parametrize("around", AROUND)
