@@ -78,10 +78,11 @@ def _carry_out(jobs: list[Job], run: _Run, budget: int | None, beside: int) -> N
     largest = max((family.needed for family in found), default=0)
     workers = max(1, min(_WORKERS, room // largest)) if largest else _WORKERS
     tasks = list(batches(found, room // workers - largest))
-    if len(tasks) == 1:
-        run(tasks[0])
+    if len(tasks) < 2:
+        for task in tasks:
+            run(task)
         return
-    workers = max(1, min(workers, len(tasks)))
+    workers = min(workers, len(tasks))
     stretches = Stretches(tasks, workers)
 
     def spread() -> None:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _SHARE = 2
-"""Of what is left, a thread takes so small a part of its share: some batches take longer than others."""
+"""Of its share of what is left, a thread takes one part in so many: some batches take longer than others."""
 
 
 class Stretches(Generic[T]):

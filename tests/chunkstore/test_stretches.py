@@ -100,6 +100,13 @@ def test_a_checkout_reads_long_stretches(tmp_path, reads, monkeypatch):
         for places in reads.values()
         for before, after in pairwise(places)
     )
-    assert (
-        breaks < count // 5
-    )  # one where a stretch ends; nearly as many as chunks where each batch goes to who is free
+    assert breaks < count // 5  # one where a stretch ends; many where each batch goes to who is free
+
+
+def test_nothing_to_read_begins_no_thread(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(reader, "ThreadPoolExecutor", lambda *arguments: begun.append(arguments))
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({"epoch": 3}, step=0)
+        assert store.checkout(0) == {"epoch": 3}
+    assert not begun
