@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import signal
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,14 @@ settings.load_profile("patient")
 
 _MADE_ONCE = ("crew", "answers", "straight")
 """Fixtures that take long to make."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is compiled is kept for all processes of this run, and for no other."""
+    if not hasattr(config, "workerinput"):
+        cache = tempfile.TemporaryDirectory(prefix="ckptstore-tests-")
+        config.add_cleanup(cache.cleanup)
+        os.environ["XDG_CACHE_HOME"] = cache.name
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the marks in one of these hooks too

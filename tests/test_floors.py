@@ -46,7 +46,9 @@ FLOORS = {
 LIBRARIES = {
     "torch": {"state", "operations", "cli", "integrations", "manager", "testing"},
     "numpy": {"format", "state", "operations", "cli", "integrations", "testing"},
+    "llvmlite": {"format"},
     "numba": {"format"},
+    "platformdirs": {"chunkstore"},
     "triton": {"state"},
     "sqlalchemy": {"catalog"},
     "alembic": {"catalog"},

@@ -13,6 +13,7 @@ from ckptstore.chunkstore.glances import Glances
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.jobs import Fetch
 from ckptstore.chunkstore.later import LOOPS
+from ckptstore.chunkstore.machine_code import KEPT
 from ckptstore.chunkstore.needs import Way
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.chunkstore.payloads import Payloads
@@ -48,7 +49,7 @@ class ChunkStore:
     payloads: Payloads = field(init=False)
 
     def __post_init__(self) -> None:
-        MAKING.get = LOOPS.get
+        MAKING.get, MAKING.kept = LOOPS.get, KEPT
         key = None if self.sealer is None else self.sealer.derive("digests")
         object.__setattr__(self, "pace", Pace(far="://" in self.storage.url))
         sectors = SECTORS in self.config.requires_write

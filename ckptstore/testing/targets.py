@@ -248,7 +248,7 @@ def no_code() -> Iterator[None]:
     global _watching  # noqa: PLW0603 - an audit hook stays for ever
     _prepare()
     LOOPS.settle()
-    with patch.object(tools, "fastest_loops", lambda: Loops):
+    with patch.object(tools, "fastest_loops", lambda *, compiling: Loops):
         _watching = True
         try:
             yield

@@ -112,7 +112,8 @@ def test_nothing_is_begun_for_an_interpreter_that_ends():
 
 def test_commits_and_checkouts_do_not_wait_for_numba(tmp_path, monkeypatch):
     later, slow = Later("this"), Slow()
-    monkeypatch.setattr(tools, "_PATIENCE", 0)
+    monkeypatch.setattr(tools, "_KEPT_AFTER", 0)
+    monkeypatch.setattr(tools, "_COMPILED_AFTER", 0)
     monkeypatch.setattr(tools, "_POOL", Pool(tools.Tools))
     monkeypatch.setattr(MAKING, "get", None)  # set by the store
     monkeypatch.setattr(store, "LOOPS", SimpleNamespace(get=lambda make, *arguments: later.get(slow, make, *arguments)))

@@ -1,8 +1,5 @@
 """The compiled loops do what those in numpy do, to the byte, and so do those that are not compiled yet."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -11,6 +8,8 @@ from hypothesis import strategies as st
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Rounding
 from ckptstore.format.codecs.compiled import CompiledLoops
+from ckptstore.format.codecs.compiled.calls import Call, at
+from ckptstore.format.codecs.compiled.machine import loaded, machine_code
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.squeezing import NARROW, best_offset, per_byte, symbols_of
 from ckptstore.format.codecs.tools import Tools
@@ -132,45 +131,14 @@ def test_adams_arithmetic_gives_the_same_bits(count, seed, kind, number, roundin
         assert np.array_equal(words, prediction.words(bases))
 
 
-CODE = """
-import numpy as np
-from ckptstore.format.codecs import Form, codec_numbered, encode, tools
-raw = memoryview(np.random.default_rng(0).normal(0, 0.02, 100_000).astype("<f4")).cast("B")
-tools._PATIENCE = 100
-for _ in range(200):
-    made = encode(raw, Form(4, True), None, "auto")
-with tools.borrowed() as used:
-    print(type(used.loops).__name__)
-out = memoryview(bytearray(len(raw)))
-codec_numbered(made.codec).decode(memoryview(made.payload), out)
-assert out == raw and len(made.payload) < 0.9 * len(raw)
-"""
+def test_what_numba_calls_that_is_not_known_is_refused():
+    text = "declare float @tanhf(float)\ndefine i64 @loop() {\n  ret i64 7\n}\n"
+    with pytest.raises(ValueError, match="tanhf"):
+        machine_code(text, "loop")
+    code = machine_code(text.replace("tanhf", "sqrtf"), "loop")
+    assert loaded(code, Call("loop", ""))() == 7
 
 
-@pytest.mark.parametrize(
-    ("before", "used"),
-    [
-        ("", "CompiledLoops"),
-        ("import sys; sys.modules['numba'] = None", "Loops"),
-        ("import os; os.environ['NUMBA_DISABLE_JIT'] = '1'", "Loops"),
-    ],
-)
-def test_who_codes_much_uses_numba_if_it_is_there(before, used):
-    done = subprocess.run([sys.executable, "-c", before + CODE], capture_output=True, text=True, check=False)
-    assert (done.stdout.split(), done.stderr) == ([used], "")
-
-
-@pytest.mark.parametrize("missing", ["zstandard._cffi", "_cffi_backend"])
-def test_numba_without_cffi_is_told_of_and_not_used(missing):
-    code = f"import sys; sys.modules[{missing!r}] = None" + CODE
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["Loops"], done.stderr
-    assert 'numba needs cffi here, codecs go on without both: pip install "ckptstore[jit]"' in done.stderr
-
-
-def test_a_numba_that_does_not_work_is_told_of_and_not_used():
-    broken = "import sys, types; sys.modules['numba'] = types.SimpleNamespace(types=None)"
-    done = subprocess.run([sys.executable, "-c", broken + CODE], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["Loops"], done.stderr
-    assert "numba does not work" in done.stderr
-    assert "AttributeError" in done.stderr
+def test_what_lies_in_pieces_is_not_handed_to_compiled_loops():
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        at(np.arange(4)[::2])

@@ -39,7 +39,7 @@ def only(loops):
         used.loops = loops(used.array)
         return used
 
-    with patch.object(tools, "_POOL", Pool(make)), patch.object(tools, "_PATIENCE", math.inf):
+    with patch.object(tools, "_POOL", Pool(make)), patch.object(tools, "_KEPT_AFTER", math.inf):
         yield
 
 

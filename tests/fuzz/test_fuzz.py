@@ -69,8 +69,8 @@ def test_the_guard_sees_what_a_pickle_runs():
 
 
 def test_loops_are_not_compiled_meanwhile(monkeypatch):
-    monkeypatch.setattr(tools, "_PATIENCE", 0)
-    monkeypatch.setattr(tools, "fastest_loops", lambda: exec("1"))  # as numba does
+    monkeypatch.setattr(tools, "_KEPT_AFTER", 0)
+    monkeypatch.setattr(tools, "fastest_loops", lambda *, compiling: exec("1"))  # as numba does
     chance = random.Random(0)
     for _ in range(100):
         act("payload", chance.randbytes(40))

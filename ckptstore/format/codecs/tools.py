@@ -7,21 +7,23 @@ were in use at once, of a few MiB each.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import count
 
 import numpy as np
 
 from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
-from ckptstore.format.codecs.loops import Loops
-from ckptstore.format.codecs.making import MAKING
+from ckptstore.format.codecs.loops import Array, Loops
+from ckptstore.format.codecs.making import MAKING, Get
 from ckptstore.format.codecs.pool import Pool
 from ckptstore.format.codecs.words import BLOCK_WORDS, Words, word_type
 
-_PATIENCE = 2048
-"""Before as many uses, some GiB, compiling would take longer than it saves: up to 8 s, and 2 ms a use."""
+_KEPT_AFTER = 16
+"""Uses. Before, loading loops that were compiled once would take longer than it saves: 60 ms, and 2 ms a use."""
+_COMPILED_AFTER = 2048
+"""Uses, some GiB. Before, compiling would take longer than it saves: up to 10 s."""
 
 
 class Tools:
@@ -30,6 +32,7 @@ class Tools:
     def __init__(self) -> None:
         self.coder, self.decoder = PlaneCoder(), PlaneDecoder()
         self.loops = Loops(self.array)
+        self._make: Callable[[Array, Get], Loops] = Loops
         self._arrays: dict[tuple[int, str], Words] = {}
 
     def array(self, width: int, count: int, use: str) -> Words:
@@ -38,16 +41,22 @@ class Tools:
             self._arrays[width, use] = np.empty(BLOCK_WORDS, word_type(width))
         return self._arrays[width, use][:count]
 
+    def speed_up(self, *, compiling: bool) -> None:
+        """Use the fastest loops that there are, or that can be compiled."""
+        make = fastest_loops(compiling=compiling)
+        if make is not self._make:
+            self.loops, self._make = make(self.array, MAKING.get), make
+
 
 _POOL = Pool(Tools)
 _USES = count()
 
 
 @cache
-def fastest_loops() -> type[Loops]:
-    """Those that numba compiles, if it is installed; with a warning when it does not work."""
+def fastest_loops(*, compiling: bool) -> Callable[[Array, Get], Loops]:
+    """Those that numba compiles now, or did in some process, if it is installed; with a warning when it cannot be."""
     try:
-        from ckptstore.format.codecs.compiled import CompiledLoops
+        from ckptstore.format.codecs.compiled import CompiledLoops, kept, made
     except ImportError as error:
         if "cffi" in (error.name or ""):
             warnings.warn(
@@ -55,15 +64,16 @@ def fastest_loops() -> type[Loops]:
             )
         return Loops
     except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the others do the same
-        warnings.warn(f"numba does not work, codecs go on without it: {error!r}", stacklevel=2)
+        warnings.warn(f"what numba compiles does not work, codecs go on without it: {error!r}", stacklevel=2)
         return Loops
-    return CompiledLoops
+    return partial(CompiledLoops, find=made if compiling else kept)
 
 
 @contextmanager
 def borrowed() -> Iterator[Tools]:
     """A set that nobody else uses meanwhile."""
     with _POOL.borrowed() as taken:
-        if next(_USES) >= _PATIENCE and type(taken.loops) is not fastest_loops():
-            taken.loops = fastest_loops()(taken.array, MAKING.get)
+        uses = next(_USES)
+        if uses >= _KEPT_AFTER:
+            taken.speed_up(compiling=uses >= _COMPILED_AFTER)
         yield taken

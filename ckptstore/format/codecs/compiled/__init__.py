@@ -1,7 +1,10 @@
-"""The innermost loops of codecs, compiled by numba. Importing this takes numba, and zstandard's binding by cffi."""
+"""The innermost loops of codecs, compiled by numba. Importing this takes llvmlite, which runs what was compiled, and
+zstandard's binding by cffi; numba is imported when there is something to compile.
+"""
 
 from __future__ import annotations
 
+from ckptstore.format.codecs.compiled.finding import kept, made
 from ckptstore.format.codecs.compiled.loops import CompiledLoops
 
-__all__ = ["CompiledLoops"]
+__all__ = ["CompiledLoops", "kept", "made"]

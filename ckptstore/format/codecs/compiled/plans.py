@@ -1,4 +1,4 @@
-"""What compiled packing and unpacking have in common: a plan as they know it, and memory."""
+"""What compiled packing and unpacking are told: a plan, and which memory to work in."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
-from ckptstore.format.codecs.compiled.compiling import given
+from ckptstore.format.codecs.compiled.calls import at
 from ckptstore.format.codecs.layout import EXPONENT, WHOLE_BYTES, Cut, Plan
-from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words
+from ckptstore.format.codecs.words import BLOCK_WORDS
 
 SPLITS = (3, 7, WHOLE_BYTES)
-COMMON, GAPS, OTHERS, _ROWS = range(8, 12)
-"""The rows of memory behind those of the planes, for what a plane is squeezed to."""
-INT, BOOL, ADDRESS = types.int64, types.boolean, types.uint64
+COMMON, GAPS, OTHERS, ROWS = range(8, 12)
+"""The rows of memory behind those of the planes, for what a plane is squeezed to; and how many rows there are."""
 
 
 class Told(NamedTuple):
@@ -28,25 +26,22 @@ class Told(NamedTuple):
     kept: bool
     differences: bool
 
-
-TOLD = types.NamedTuple([types.Array(INT, 2, "C"), INT, INT, BOOL, BOOL], Told)  # type: ignore[no-untyped-call]
-
-
-class Memory(NamedTuple):
-    """For planes and what they are squeezed to; for a frame, or lower halves that stay whole; for halves of words."""
-
-    rows: Plane
-    spare: Plane
-    halves: Words
+    @property
+    def given(self) -> tuple[int, ...]:
+        """To a compiled loop."""
+        return at(self.ways), len(self.ways), self.split, self.center, self.kept, self.differences
 
 
-ROWS, SPARE, HALVES = given(1, 2), given(1), given(2, 2)
+class Memory:
+    """For planes and what they are squeezed to; for a frame, or lower halves that stay whole; for halves of words.
 
+    For one thread at a time, since every block uses it.
+    """
 
-def fresh_memory() -> Memory:
-    """For one thread at a time, since every block uses it."""
-    rows, spare = np.empty((_ROWS, BLOCK_WORDS), np.uint8), np.empty(2 * BLOCK_WORDS, np.uint8)
-    return Memory(rows, spare, np.empty((2, BLOCK_WORDS), np.uint16))
+    def __init__(self) -> None:
+        self._rows, self._spare = np.empty((ROWS, BLOCK_WORDS), np.uint8), np.empty(2 * BLOCK_WORDS, np.uint8)
+        self._halves = np.empty((2, BLOCK_WORDS), np.uint16)
+        self.given = at(self._rows), at(self._spare), at(self._halves)
 
 
 def knows(cut: Cut, *, differences: bool) -> bool:

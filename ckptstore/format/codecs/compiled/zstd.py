@@ -1,20 +1,17 @@
-"""Frames of zstd made and decoded within compiled loops: what they hold stays in a core's cache, and no lock is held.
+"""What frames of zstd are made and decoded with within compiled loops: what they hold stays in a core's cache, and no
+lock is held.
 
 The functions are those of the package zstandard, at the addresses that its binding by cffi tells.
 """
 
 from __future__ import annotations
 
-from ctypes import CFUNCTYPE, c_size_t, c_uint64
-from functools import cache
 from typing import Any
 
-from numba import types
+from llvmlite import binding as llvm
 from zstandard._cffi import ffi, lib
 
-from ckptstore.format.codecs.compiled.compiling import Loop, given, helping, read
 from ckptstore.format.codecs.entropy import PARAMETERS
-from ckptstore.format.codecs.words import Plane
 
 
 class Decoder:
@@ -38,33 +35,9 @@ class Encoder:
         self.address = _address(self._made)
 
 
-@cache
-def decoding() -> Loop:
-    """What fills `out` from one frame in `stored`, and nothing behind it; false unless that holds as many bytes."""
-    held = _function("ZSTD_getFrameContentSize", c_uint64, 2)
-    ends = _function("ZSTD_findFrameCompressedSize", c_size_t, 2)
-    decompress = _function("ZSTD_decompressDCtx", c_size_t, 5)
-
-    def decode(context: int, stored: Plane, start: int, length: int, out: Plane) -> bool:
-        frame: int = stored.ctypes.data + start
-        if held(frame, length) != out.size or ends(frame, length) != length:
-            return False
-        done: bool = decompress(context, out.ctypes.data, out.size, frame, length) == out.size
-        return done
-
-    return helping(decode, types.boolean(types.uint64, read(1), types.int64, types.int64, given(1)))
-
-
-@cache
-def coding() -> Loop:
-    """What fills the beginning of `out`, which has room for any, with a frame: its length, below 0 without memory."""
-    compress = _function("ZSTD_compress2", c_size_t, 5)
-
-    def code(context: int, part: Plane, out: Plane) -> int:
-        length: int = compress(context, out.ctypes.data, out.size, part.ctypes.data, part.size)
-        return length
-
-    return helping(code, types.int64(types.uint64, read(1), given(1)))
+def symbol(name: str) -> str:
+    """By which loops call one of `_FUNCTIONS`: of their own, since others may bring another libzstd."""
+    return f"ckptstore_{name}"
 
 
 def _some(made: Any) -> Any:
@@ -77,6 +50,6 @@ def _address(made: Any) -> int:
     return int(ffi.cast("uintptr_t", made))
 
 
-def _function(name: str, result: Any, arguments: int) -> Any:
-    """Addresses and sizes are as wide."""
-    return CFUNCTYPE(result, *[c_size_t] * arguments)(_address(ffi.addressof(lib, name)))
+_FUNCTIONS = ("ZSTD_getFrameContentSize", "ZSTD_findFrameCompressedSize", "ZSTD_decompressDCtx", "ZSTD_compress2")
+for _name in _FUNCTIONS:  # what calls one that LLVM does not know would end the process
+    llvm.add_symbol(symbol(_name), _address(ffi.addressof(lib, _name)))

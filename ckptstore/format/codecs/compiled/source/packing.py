@@ -8,27 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ckptstore.format.codecs.compiled.compiling import Loop, compiled, given, helping, read
-from ckptstore.format.codecs.compiled.cutting import cutting, halving
-from ckptstore.format.codecs.compiled.plans import (
-    ADDRESS,
-    COMMON,
-    GAPS,
-    HALVES,
-    INT,
-    OTHERS,
-    ROWS,
-    SPARE,
-    SPLITS,
-    TOLD,
-    Told,
-)
-from ckptstore.format.codecs.compiled.squeezing import squeezing
-from ckptstore.format.codecs.compiled.zstd import coding
+from ckptstore.format.codecs.compiled.plans import COMMON, GAPS, OTHERS, SPLITS, Told
+from ckptstore.format.codecs.compiled.source.compiling import Helper, array_at, given, helping, read
+from ckptstore.format.codecs.compiled.source.cutting import cutter, halver
+from ckptstore.format.codecs.compiled.source.frames import coding
+from ckptstore.format.codecs.compiled.source.plans import ADDRESS, INT, MEMORY, TOLD, memory_at, plan_at
+from ckptstore.format.codecs.compiled.source.squeezing import squeezer
 from ckptstore.format.codecs.entropy import SCARCE
 from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE
-from ckptstore.format.codecs.words import Plane, Words
+from ckptstore.format.codecs.words import Plane, Words, word_type
 
 _FULL = 0
 _LENGTH = LENGTH.itemsize
@@ -38,14 +27,25 @@ _OUT = given(1), INT, given(4), INT
 """A payload, where it ends, the lengths of parts, and which of them is next."""
 
 
-@cache
-def packing(width: int) -> Loop:
+def packing(width: int) -> Helper:
     """What puts the parts of a block of words of a width behind what a payload has already, and tells their lengths.
 
     It gives where the payload ends then, or 0 where there was no room.
     """
-    pack = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width]()
-    return compiled(pack, INT(ADDRESS, read(width), TOLD, ROWS, SPARE, HALVES, given(1), INT, given(4)))
+    make, word = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width], word_type(width).type
+    pack = helping(make(), INT(ADDRESS, read(width), TOLD, *MEMORY, given(1), INT, given(4)))
+
+    def entry(
+        zstd: Any, words: Any, count: int,
+        ways: Any, planes: int, split: int, center: int, kept: int, differences: int,
+        rows: Any, spare: Any, halves: Any, out: Any, room: int, end: int, lengths: Any, parts: int,
+    ) -> Any:  # fmt: skip
+        told = plan_at(ways, planes, split, center, kept, differences)
+        row, fresh, half = memory_at(rows, spare, halves)
+        payload, sizes = array_at(out, room, np.uint8), array_at(lengths, parts, np.uint32)
+        return pack(zstd, array_at(words, count, word), told, row, fresh, half, payload, end, sizes)
+
+    return entry
 
 
 def _of_bytes() -> Callable[..., Any]:
@@ -73,7 +73,7 @@ def _of_twos() -> Callable[..., Any]:
 
 
 def _of_fours() -> Callable[..., Any]:
-    pair, halve = _pair(), halving(4)
+    pair, halve = _pair(), halver(4)
 
     def pack(
         zstd: int, words: Words, told: Told, rows: Plane, spare: Plane, halves: Words,
@@ -98,10 +98,10 @@ def _of_fours() -> Callable[..., Any]:
 
 
 @cache
-def _pair() -> Loop:
+def _pair() -> Helper:
     """Cuts words of two bytes into the planes from `first` on, and codes these."""
-    plane, halve = _plane(), halving(2)
-    narrow, wide = (cutting(split) for split in SPLITS[:2])
+    plane, halve = _plane(), halver(2)
+    narrow, wide = (cutter(split) for split in SPLITS[:2])
 
     def pair(
         zstd: int, words: Words, told: Told, first: int, split: int, rows: Plane, spare: Plane,
@@ -117,11 +117,11 @@ def _pair() -> Loop:
         end = plane(zstd, upper, told, first, rows, spare, out, end, lengths, part)
         return plane(zstd, lower, told, first + 1, rows, spare, out, end, lengths, part + told.ways[first][3])
 
-    return helping(pair, INT(ADDRESS, read(2), TOLD, INT, INT, ROWS, SPARE, *_OUT))
+    return helping(pair, INT(ADDRESS, read(2), TOLD, INT, INT, *MEMORY[:2], *_OUT))
 
 
 @cache
-def _plane() -> Loop:
+def _plane() -> Helper:
     """Puts the parts of a plane behind each other."""
     code, copy, squeezed = _code(), _copy(), _squeezed()
 
@@ -136,13 +136,13 @@ def _plane() -> Loop:
             return copy(cut, out, end, lengths, part)
         return code(zstd, cut, spare, out, end, lengths, part)
 
-    return helping(plane, INT(ADDRESS, read(1), TOLD, INT, ROWS, SPARE, *_OUT))
+    return helping(plane, INT(ADDRESS, read(1), TOLD, INT, *MEMORY[:2], *_OUT))
 
 
 @cache
-def _squeezed() -> Loop:
+def _squeezed() -> Helper:
     code = _code()
-    four, two, none = (squeezing(bits) for bits in NARROW)
+    four, two, none = (squeezer(bits) for bits in NARROW)
 
     def squeezed(
         zstd: int, cut: Plane, bits: int, offset: int, rows: Plane, spare: Plane,
@@ -168,11 +168,11 @@ def _squeezed() -> Loop:
             end = _FULL
         return code(zstd, others[:found], spare, out, end, lengths, part + 2)
 
-    return helping(squeezed, INT(ADDRESS, read(1), INT, INT, ROWS, SPARE, *_OUT))
+    return helping(squeezed, INT(ADDRESS, read(1), INT, INT, *MEMORY[:2], *_OUT))
 
 
 @cache
-def _code() -> Loop:
+def _code() -> Helper:
     """The smallest of a part as it is, one byte for all, and a frame; see `PlaneCoder`."""
     compress, copy = coding(), _copy()
 
@@ -191,7 +191,7 @@ def _code() -> Loop:
 
 
 @cache
-def _copy() -> Loop:
+def _copy() -> Helper:
     def copy(part: Plane, out: Plane, end: int, lengths: Words, number: int) -> Any:
         if end == _FULL or end + part.size > out.size:
             return _FULL

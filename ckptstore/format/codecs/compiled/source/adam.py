@@ -6,37 +6,61 @@ numba contracts none of them and takes none for associative unless it is told to
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import types
 
-from ckptstore.format.codecs.adam_arithmetic import SMALL, Kind, Number, Rounding
-from ckptstore.format.codecs.compiled.compiling import Loop, compiled, given, helping, read
+from ckptstore.format.codecs.adam_arithmetic import SMALL, Number, Rounding
+from ckptstore.format.codecs.compiled.source.compiling import Helper, array_at, given, helping, read
 from ckptstore.format.codecs.words import Words, word_type
 
 _FLOAT, _BITS = np.float32, np.uint32
 _SQUARE = _FLOAT(SMALL**2)
-_FACTORS = {Kind.WEIGHT: 4, Kind.SECOND: 3}
 
 
-@cache
-def predicting(kind: Kind, number: Number, rounding: Rounding) -> Loop:
-    """A loop over three bases, with the factors, the least number that is sure, and the words to fill."""
+def weight(number: Number, rounding: Rounding) -> Helper:
+    """What fills words from three bases, with the factors, and the least number that is sure."""
+    loop, word = _predicting(_weight, 4, number, rounding), word_type(number.width).type
+
+    def entry(
+        old: Any, first: Any, second: Any, kept: Any, size: Any, root: Any, eps: Any, least: Any, words: Any, count: int
+    ) -> int:
+        bases = array_at(old, count, word), array_at(first, count, word), array_at(second, count, word)
+        loop(*bases, kept, size, root, eps, least, array_at(words, count, word))
+        return 0
+
+    return entry
+
+
+def second(number: Number, rounding: Rounding) -> Helper:
+    """The same of a second moment."""
+    loop, word = _predicting(_second, 3, number, rounding), word_type(number.width).type
+
+    def entry(
+        old: Any, before: Any, after: Any, kept: Any, share: Any, added: Any, least: Any, words: Any, count: int
+    ) -> int:
+        bases = array_at(old, count, word), array_at(before, count, word), array_at(after, count, word)
+        loop(*bases, kept, share, added, least, array_at(words, count, word))
+        return 0
+
+    return entry
+
+
+def _predicting(make: Callable[..., Helper], factors: int, number: Number, rounding: Rounding) -> Helper:
     single = types.float32
     if number is Number.FLOAT32:
         wide, last = helping(_from_float32, single(types.uint32)), helping(_same, single(single))
     else:
         wide, last = helping(_from_bfloat16, single(types.uint16)), helping(_to_bfloat16, single(single))
     between = last if rounding is Rounding.EACH else helping(_same, single(single))
-    make = _weight if kind is Kind.WEIGHT else _second
     loop = make(wide, between, last, word_type(number.width).type, _BITS(8 * (4 - number.width)))
-    bases, numbers = [read(number.width)] * 3, [single] * (_FACTORS[kind] + 1)
-    return compiled(loop, types.void(*bases, *numbers, given(number.width)))
+    bases, numbers = [read(number.width)] * 3, [single] * (factors + 1)
+    return helping(loop, types.void(*bases, *numbers, given(number.width)))
 
 
-def _weight(wide: Loop, between: Loop, last: Loop, word: Any, behind: np.uint32) -> Loop:
+def _weight(wide: Helper, between: Helper, last: Helper, word: Any, behind: np.uint32) -> Helper:
     def loop(
         old: Words,
         first: Words,
@@ -59,7 +83,7 @@ def _weight(wide: Loop, between: Loop, last: Loop, word: Any, behind: np.uint32)
     return loop
 
 
-def _second(wide: Loop, between: Loop, last: Loop, word: Any, behind: np.uint32) -> Loop:
+def _second(wide: Helper, between: Helper, last: Helper, word: Any, behind: np.uint32) -> Helper:
     def loop(
         old: Words,
         before: Words,

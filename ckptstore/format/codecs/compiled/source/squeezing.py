@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numba import types
 
-from ckptstore.format.codecs.compiled.compiling import Loop, compiled, given, kind, read
+from ckptstore.format.codecs.compiled.source.compiling import Helper, array_at, given, helping, kind, read
 from ckptstore.format.codecs.squeezing import FAR, POWERS, per_byte
 from ckptstore.format.codecs.words import Plane, Words
 
@@ -18,7 +19,7 @@ _LOWS, _TOPS = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
 
 
 @cache
-def squeezing(bits: int) -> Loop:
+def squeezer(bits: int) -> Helper:
     """Others are looked for by lines, and in those that have any by eights: mostly there are none."""
     mask, places = _BYTE((1 << bits) - 1), per_byte(bits)
     far, fars = _BYTE(0x100 - (1 << bits)), np.uint64((0x100 - (1 << bits)) * 0x0101010101010101)
@@ -56,4 +57,21 @@ def squeezing(bits: int) -> Loop:
                         last = place
         return told
 
-    return compiled(squeeze, types.intp(read(1), read(8), kind(1), given(1), given(1), given(1)))
+    return helping(squeeze, types.intp(read(1), read(8), kind(1), given(1), given(1), given(1)))
+
+
+def squeezing(bits: int) -> Helper:
+    """Fills what is common, and as many gaps and others as it says."""
+    squeeze = squeezer(bits)
+
+    def entry(plane: Any, size: int, offset: int, common: Any, symbols: int, gaps: Any, others: Any) -> Any:
+        return squeeze(
+            array_at(plane, size, np.uint8),
+            array_at(plane, size // 8, np.uint64),
+            offset,
+            array_at(common, symbols, np.uint8),
+            array_at(gaps, size, np.uint8),
+            array_at(others, size, np.uint8),
+        )
+
+    return entry

@@ -9,22 +9,10 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ckptstore.format.codecs.compiled.compiling import Loop, compiled, given, helping, kind, read
-from ckptstore.format.codecs.compiled.plans import (
-    ADDRESS,
-    BOOL,
-    COMMON,
-    GAPS,
-    HALVES,
-    INT,
-    OTHERS,
-    ROWS,
-    SPARE,
-    SPLITS,
-    TOLD,
-    Told,
-)
-from ckptstore.format.codecs.compiled.zstd import decoding
+from ckptstore.format.codecs.compiled.plans import COMMON, GAPS, OTHERS, SPLITS, Told
+from ckptstore.format.codecs.compiled.source.compiling import Helper, array_at, given, helping, kind, read
+from ckptstore.format.codecs.compiled.source.frames import decoding
+from ckptstore.format.codecs.compiled.source.plans import ADDRESS, BOOL, INT, MEMORY, TOLD, memory_at, plan_at
 from ckptstore.format.codecs.layout import WHOLE_BYTES
 from ckptstore.format.codecs.parts import ALIKE, STORED, Numbers, tabulate
 from ckptstore.format.codecs.squeezing import STEPS, WHOLE, per_byte
@@ -32,18 +20,31 @@ from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
 
 _BYTE, _WORD = np.uint8, np.uint16
 _DAMAGED = -1
-_NUMBERS, _TABLE = types.Array(INT, 1, "C"), types.Array(INT, 3, "C")
+_NUMBERS, _TABLE = (types.Array(INT, dims, "C", aligned=False) for dims in (1, 3))
 _SOURCE = read(1), _NUMBERS, _NUMBERS, INT
 
 
-@cache
-def unpacking(width: int) -> Loop:
-    """What joins words of a width."""
-    make = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width]
-    return _unpacking(make(), width)
+def unpacking(width: int) -> Helper:
+    """What joins words of a width, or adds to them: whether nothing was damaged."""
+    make, word = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width], word_type(width).type
+    unpack = _unpacking(make(), width)
+
+    def entry(
+        zstd: Any, stored: Any, size: int, borders: Any, bounds: int, shapes: Any, parts: int, count: int,
+        table: Any, blocks: int, ways: Any, planes: int, split: int, center: int, kept: int, differences: int,
+        rows: Any, spare: Any, halves: Any, words: Any, filled: int,
+    ) -> Any:  # fmt: skip
+        payload, starts = array_at(stored, size, np.uint8), array_at(borders, bounds, np.int64)
+        each, found = array_at(shapes, parts, np.int64), array_at(table, (blocks, parts, 4), np.int64)
+        told = plan_at(ways, planes, split, center, kept, differences)
+        row, fresh, half = memory_at(rows, spare, halves)
+        out = array_at(words, filled, word)
+        return unpack(zstd, payload, starts, each, count, found, told, row, fresh, half, out)
+
+    return entry
 
 
-def _unpacking(joining: Loop, width: int) -> Loop:
+def _unpacking(joining: Helper, width: int) -> Helper:
     tabulating = _tabulating()
 
     def unpack(
@@ -58,19 +59,19 @@ def _unpacking(joining: Loop, width: int) -> Loop:
                 return False
         return True
 
-    return compiled(unpack, BOOL(ADDRESS, *_SOURCE, _TABLE, TOLD, ROWS, SPARE, HALVES, given(width)))
+    return helping(unpack, BOOL(ADDRESS, *_SOURCE, _TABLE, TOLD, *MEMORY, given(width)))
 
 
 @cache
-def _tabulating() -> Loop:
+def _tabulating() -> Helper:
     return helping(tabulate, BOOL(*_SOURCE, _TABLE))
 
 
-def _joining(join: Callable[..., bool], width: int) -> Loop:
-    return helping(join, BOOL(*_block(), ROWS, SPARE, HALVES, given(width)))
+def _joining(join: Callable[..., bool], width: int) -> Helper:
+    return helping(join, BOOL(*_block(), *MEMORY, given(width)))
 
 
-def _of_bytes() -> Loop:
+def _of_bytes() -> Helper:
     plane = _plane()
 
     def join(
@@ -86,7 +87,7 @@ def _of_bytes() -> Loop:
     return _joining(join, 1)
 
 
-def _of_twos() -> Loop:
+def _of_twos() -> Helper:
     pair = _pair()
 
     def join(
@@ -103,7 +104,7 @@ def _of_twos() -> Loop:
     return _joining(join, 2)
 
 
-def _of_fours() -> Loop:
+def _of_fours() -> Helper:
     pair, part, plain, add = _pair(), _part(), _join(4, signed=False), _join(4, signed=True, onto=True)
 
     def join(
@@ -127,7 +128,7 @@ def _of_fours() -> Loop:
 
 
 @cache
-def _pair() -> Loop:
+def _pair() -> Helper:
     """Fills words of two bytes from the planes from `place` on; tells which part is next."""
     plane, plain, signed = _plane(), _join(2, signed=False), _join(2, signed=True)
     narrow, wide = (_fit(split) for split in SPLITS[:2])
@@ -152,11 +153,11 @@ def _pair() -> Loop:
             plain(high, low, out)
         return first
 
-    return helping(pair, INT(*_block(), ROWS, INT, INT, INT, given(2)))
+    return helping(pair, INT(*_block(), MEMORY[0], INT, INT, INT, given(2)))
 
 
 @cache
-def _plane() -> Loop:
+def _plane() -> Helper:
     """A plane of `count` bytes, and none when it is damaged."""
     part, twos, fours = _part(), _spread(2), _spread(4)
 
@@ -185,11 +186,11 @@ def _plane() -> Loop:
             out[last] = others[number]
         return out[:count]
 
-    return helping(plane, read(1)(*_block(), ROWS, INT, INT, INT))
+    return helping(plane, read(1)(*_block(), MEMORY[0], INT, INT, INT))
 
 
 @cache
-def _part() -> Loop:
+def _part() -> Helper:
     """A part, and nothing when it is damaged."""
     decode = decoding()
 
@@ -203,11 +204,11 @@ def _part() -> Loop:
             return fresh[:0]
         return fresh[:size]
 
-    return helping(part, read(1)(ADDRESS, read(1), given(1), types.Array(INT, 1, "C")))
+    return helping(part, read(1)(ADDRESS, read(1), given(1), _NUMBERS))
 
 
 @cache
-def _spread(bits: int) -> Loop:
+def _spread(bits: int) -> Helper:
     mask, places = _BYTE((1 << bits) - 1), per_byte(bits)
 
     def spread(common: Plane, offset: int, out: Plane) -> None:
@@ -220,7 +221,7 @@ def _spread(bits: int) -> Loop:
 
 
 @cache
-def _join(width: int, *, signed: bool, onto: bool = False) -> Loop:
+def _join(width: int, *, signed: bool, onto: bool = False) -> Helper:
     word, shift = word_type(width).type, 4 * width
     half = np.dtype(f"{'i' if signed else 'u'}{width // 2}").type
 
@@ -233,7 +234,7 @@ def _join(width: int, *, signed: bool, onto: bool = False) -> Loop:
 
 
 @cache
-def _fit(split: int) -> Loop:
+def _fit(split: int) -> Helper:
     behind, before = _WORD((1 << split) - 1), _WORD(0x100 - (1 << split))
 
     def fit(byte: Plane, others: Plane, center: int, words: Words) -> None:
@@ -247,4 +248,4 @@ def _fit(split: int) -> Loop:
 
 def _block() -> tuple[types.Type, ...]:
     """What decodes, a payload, where the parts of one of its blocks are, and its plan."""
-    return ADDRESS, read(1), types.Array(INT, 2, "C"), TOLD
+    return ADDRESS, read(1), types.Array(INT, 2, "C", aligned=False), TOLD

@@ -1,0 +1,46 @@
+"""Frames of zstd made and decoded within compiled loops."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import types
+
+from ckptstore.format.codecs.compiled.source.compiling import Helper, given, helping, read
+from ckptstore.format.codecs.compiled.zstd import symbol
+from ckptstore.format.codecs.words import Plane
+
+
+@cache
+def decoding() -> Helper:
+    """What fills `out` from one frame in `stored`, and nothing behind it; false unless that holds as many bytes."""
+    held = _function("ZSTD_getFrameContentSize", 2)
+    ends = _function("ZSTD_findFrameCompressedSize", 2)
+    decompress = _function("ZSTD_decompressDCtx", 5)
+
+    def decode(context: int, stored: Plane, start: int, length: int, out: Plane) -> bool:
+        frame: int = stored.ctypes.data + start
+        if held(frame, length) != out.size or ends(frame, length) != length:
+            return False
+        done: bool = decompress(context, out.ctypes.data, out.size, frame, length) == out.size
+        return done
+
+    return helping(decode, types.boolean(types.uint64, read(1), types.int64, types.int64, given(1)))
+
+
+@cache
+def coding() -> Helper:
+    """What fills the beginning of `out`, which has room for any, with a frame: its length, below 0 without memory."""
+    compress = _function("ZSTD_compress2", 5)
+
+    def code(context: int, part: Plane, out: Plane) -> int:
+        length: int = compress(context, out.ctypes.data, out.size, part.ctypes.data, part.size)
+        return length
+
+    return helping(code, types.int64(types.uint64, read(1), given(1)))
+
+
+def _function(name: str, arguments: int) -> Any:
+    """Addresses and sizes are as wide."""
+    return types.ExternalFunction(symbol(name), types.uint64(*[types.uint64] * arguments))
