@@ -23,6 +23,7 @@ FLOORS = {
     "errands": 0,
     "locks": 0,
     "format": 1,
+    "rates": 1,
     "storage": 2,
     "catalog": 2,
     "state": 2,

@@ -52,16 +52,20 @@ KEPT = MachineCode()
 @cache
 def _folder() -> Path | None:
     """One for what all loops are made of and for; None where that is not known, or not wanted."""
-    import platformdirs  # with llvmlite and numba, which not everyone has
-
     from ckptstore.format.codecs.compiled.machine import processor
 
     sources = sorted(Path(*codecs.__path__).rglob("*.py"))
     if not sources or os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return None
+    try:
+        import platformdirs  # with llvmlite and numba, which not everyone has
+
+        tools = [version(name) for name in _MADE_BY]
+    except ImportError:
+        return None
     made_of = blake2b(digest_size=16)
-    for part in (*processor(), *map(version, _MADE_BY), *(source.read_text() for source in sources)):
-        made_of.update(part.encode() + b"\0")
+    for part in (*map(str.encode, (*processor(), *tools)), *(source.read_bytes() for source in sources)):
+        made_of.update(part + b"\0")
     return platformdirs.user_cache_path("ckptstore") / "loops" / made_of.hexdigest()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from ckptstore.format.codecs import Effort
 from ckptstore.locks import Lock
+from ckptstore.rates import Clock, Meter, Rate
 
 _EFFORTS: tuple[Effort, ...] = ("best", "fast", "light")
 _MEMORY_BYTES = 1 << 30
@@ -24,21 +24,6 @@ _WORTH_NEAR, _WORTH_FAR = 4.0, 1.5
 """How many times as fast as writing encoding must be: it takes the cores away, and a local disk needs them more."""
 
 
-@dataclass
-class _Rate:
-    """Bytes that went in and came out, and the seconds this took, older ones counting less."""
-
-    taken: float = 0.0
-    made: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, taken: int, made: int, seconds: float) -> None:
-        keep = max(0.0, 1 - taken / _MEMORY_BYTES)
-        self.taken = self.taken * keep + taken
-        self.made = self.made * keep + made
-        self.seconds = self.seconds * keep + seconds
-
-
 class Pace:
     """What encoding and writing were seen to take on one storage. Kept from commit to commit; safe for threads.
 
@@ -50,13 +35,11 @@ class Pace:
         clock: tells seconds.
     """
 
-    def __init__(self, *, far: bool, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, *, far: bool, clock: Clock = time.perf_counter) -> None:
         self._far, self._clock = far, clock
         self._lock = Lock()
         self._efforts = {effort: _guess(*guess) for effort, guess in _GUESSES.items()}
-        self._puts = _guess(_FAR if far else _NEAR, 1.0)
-        self._active = 0
-        self._since = 0.0
+        self._puts = Meter(_guess(_FAR if far else _NEAR, 1.0), clock)
 
     def __reduce__(self) -> tuple[partial[Pace], tuple[()]]:
         return partial(Pace, far=self._far), ()
@@ -70,7 +53,8 @@ class Pace:
 
     def _cost(self, effort: Effort) -> float:
         """Seconds for a byte."""
-        writing = self._puts.seconds / self._puts.taken
+        written = self._puts.rate
+        writing = written.seconds / written.taken
         if effort == "light":
             return writing
         seen = self._efforts[effort]
@@ -86,22 +70,10 @@ class Pace:
             with self._lock:
                 self._efforts[effort].add(taken, sum(made), self._clock() - start)
 
-    @contextmanager
-    def putting(self, size: int) -> Iterator[None]:
+    def putting(self, size: int) -> AbstractContextManager[None]:
         """Around the writing of an object; several may be written at once."""
-        with self._lock:
-            if not self._active:
-                self._since = self._clock()
-            self._active += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                now = self._clock()
-                self._puts.add(size, size, now - self._since)
-                self._since = now
-                self._active -= 1
+        return self._puts.measuring(size)
 
 
-def _guess(rate: float, share: float) -> _Rate:
-    return _Rate(_GUESSED_BYTES, _GUESSED_BYTES * share, _GUESSED_BYTES / rate)
+def _guess(rate: float, share: float) -> Rate:
+    return Rate(_MEMORY_BYTES, _GUESSED_BYTES, _GUESSED_BYTES * share, _GUESSED_BYTES / rate)

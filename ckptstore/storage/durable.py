@@ -24,11 +24,18 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
-def write_file(path: Path, parts: Sequence[Buffer]) -> None:
-    """Write a new file and flush it to the disk. After an error the file is not there."""
+def write_file(path: Path, parts: Sequence[Buffer], *, cached: bool = False) -> None:
+    """Write a new file and flush it to the disk. After an error the file is not there.
+
+    Args:
+        path: the file.
+        parts: its content.
+        cached: write through the page cache. Otherwise past it, where the file system can.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
+            _set_direct(descriptor, on=not cached)
             _write_all(descriptor, parts)
             os.fsync(descriptor)
         finally:
@@ -95,10 +102,6 @@ def _rename_under_lock(temporary: Path, path: Path) -> None:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    """Past the page cache where the file system can: finding pages for what nobody reads soon costs more of the
-    processor than all else.
-    """
-    _set_direct(descriptor, on=True)
     writing = _Writing(descriptor)
     for part in parts:
         writing.add(_as_bytes(part))

@@ -26,6 +26,7 @@ from ckptstore.storage.durable import make_folder, publish, sync_folder, write_f
 from ckptstore.storage.failures import FULL
 from ckptstore.storage.keys import TEMPORARY, check_key, check_prefix
 from ckptstore.storage.open_files import OpenFiles
+from ckptstore.storage.page_cache import PageCache
 
 _OPEN_FILES = 64
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -51,6 +52,7 @@ class LocalStorage:
         self.root = Path(os.path.abspath(root))
         self._within = os.path.join(self.root, "")
         self._open_files = OpenFiles(_OPEN_FILES)
+        self._page_cache = PageCache()
         self._durable_folders = {self.root}
         self._known: tuple[tuple[int, ...], bytes] | None = None
         with _reading(self.root):
@@ -84,11 +86,11 @@ class LocalStorage:
             self._make_folder_of(path)
             temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
             try:
-                write_file(temporary, parts)
+                self._write(temporary, parts)
             except FileNotFoundError:  # somebody removed the folder
                 self._durable_folders = {self.root}
                 self._make_folder_of(path)
-                write_file(temporary, parts)
+                self._write(temporary, parts)
             try:
                 publish(temporary, path)
             except FileExistsError as error:
@@ -198,6 +200,10 @@ class LocalStorage:
             status = os.stat(self._name(version.KEY))
             return status.st_dev, status.st_ino, status.st_mtime_ns
         return None
+
+    def _write(self, path: Path, parts: Sequence[Buffer]) -> None:
+        with self._page_cache.writing(sum(memoryview(part).nbytes for part in parts)) as cached:
+            write_file(path, parts, cached=cached)
 
     def _path(self, key: str) -> Path:
         return Path(self._name(key))

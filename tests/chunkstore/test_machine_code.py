@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from unittest.mock import patch
 
@@ -155,6 +156,21 @@ def test_a_full_disk_leaves_nothing(cache, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     KEPT.write("loop", b"code")
     assert [file.name for file in cache.rglob("*") if file.is_file()] == ["other"]
+
+
+@pytest.mark.parametrize("missing", ["numba", "platformdirs"])
+def test_where_a_part_of_the_extra_is_missing_nothing_is_kept(cache, monkeypatch, missing):
+    def version(name):
+        if name == missing:
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(machine_code, "version", version)
+    if missing == "platformdirs":
+        monkeypatch.setitem(sys.modules, missing, None)
+    KEPT.write("loop", b"code")
+    assert KEPT.read("loop") is None
+    assert not cache.exists()
 
 
 def test_other_sources_are_other_code(cache, tmp_path, monkeypatch):

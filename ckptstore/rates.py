@@ -1,0 +1,65 @@
+"""How fast something goes, told by what was seen of it lately."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from ckptstore.locks import Lock
+
+Clock = Callable[[], float]
+"""Tells seconds."""
+
+
+@dataclass
+class Rate:
+    """Bytes that went in and came out, and the seconds this took; what lies `memory` bytes back does not count."""
+
+    memory: int
+    taken: float = 0.0
+    made: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, taken: int, made: int, seconds: float) -> None:
+        """See one more, older ones counting less."""
+        keep = max(0.0, 1 - taken / self.memory)
+        self.taken = self.taken * keep + taken
+        self.made = self.made * keep + made
+        self.seconds = self.seconds * keep + seconds
+
+
+class Meter:
+    """The rate of what several threads do at once: its seconds are those in which any of them did. Safe to pickle.
+
+    Args:
+        rate: what is guessed, or known, at first.
+        clock: tells seconds.
+    """
+
+    def __init__(self, rate: Rate, clock: Clock = time.perf_counter) -> None:
+        self.rate, self._clock = rate, clock
+        self._lock = Lock()
+        self._active = 0
+        self._since = 0.0
+
+    def __reduce__(self) -> tuple[partial[Meter], tuple[Rate]]:
+        return partial(Meter, clock=self._clock), (self.rate,)
+
+    @contextmanager
+    def measuring(self, size: int) -> Iterator[None]:
+        """Around what is done with some bytes."""
+        with self._lock:
+            if not self._active:
+                self._since = self._clock()
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                now = self._clock()
+                self.rate.add(size, size, now - self._since)
+                self._since = now
+                self._active -= 1
