@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from ckptstore.locks import Lock
 
@@ -32,7 +31,7 @@ class Rate:
 
 
 class Meter:
-    """The rate of what several threads do at once: its seconds are those in which any of them did. Safe to pickle.
+    """The rate of what several threads do at once: its seconds are those in which any of them did.
 
     Args:
         rate: what is guessed, or known, at first.
@@ -44,9 +43,6 @@ class Meter:
         self._lock = Lock()
         self._active = 0
         self._since = 0.0
-
-    def __reduce__(self) -> tuple[partial[Meter], tuple[Rate]]:
-        return partial(Meter, clock=self._clock), (self.rate,)
 
     @contextmanager
     def measuring(self, size: int) -> Iterator[None]:

@@ -26,7 +26,7 @@ from ckptstore.storage.durable import make_folder, publish, sync_folder, write_f
 from ckptstore.storage.failures import FULL
 from ckptstore.storage.keys import TEMPORARY, check_key, check_prefix
 from ckptstore.storage.open_files import OpenFiles
-from ckptstore.storage.page_cache import PageCache
+from ckptstore.storage.page_cache import page_cache_of
 
 _OPEN_FILES = 64
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -52,7 +52,6 @@ class LocalStorage:
         self.root = Path(os.path.abspath(root))
         self._within = os.path.join(self.root, "")
         self._open_files = OpenFiles(_OPEN_FILES)
-        self._page_cache = PageCache()
         self._durable_folders = {self.root}
         self._known: tuple[tuple[int, ...], bytes] | None = None
         with _reading(self.root):
@@ -202,7 +201,7 @@ class LocalStorage:
         return None
 
     def _write(self, path: Path, parts: Sequence[Buffer]) -> None:
-        with self._page_cache.writing(sum(memoryview(part).nbytes for part in parts)) as cached:
+        with page_cache_of(path.parent).writing(sum(memoryview(part).nbytes for part in parts)) as cached:
             write_file(path, parts, cached=cached)
 
     def _path(self, key: str) -> Path:

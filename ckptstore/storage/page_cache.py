@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ckptstore.rates import Clock, Meter, Rate
 
@@ -23,7 +24,7 @@ _SLOW, _FAST = 4e8, 5e8
 
 
 class PageCache:
-    """Of one disk. Safe for threads, and to pickle.
+    """Of one disk. Safe for threads.
 
     Args:
         clock: tells seconds.
@@ -50,3 +51,11 @@ class PageCache:
     def _turn(self, *, used: bool) -> None:
         self._used = used
         self._meter = Meter(Rate(_MEMORY_BYTES), self._clock)
+
+
+_DISKS: dict[int, PageCache] = {}
+
+
+def page_cache_of(folder: Path) -> PageCache:
+    """That of the disk where a folder is: all that this process writes there tells how fast it is."""
+    return _DISKS.setdefault(folder.stat().st_dev, PageCache())

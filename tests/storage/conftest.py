@@ -8,6 +8,14 @@ import threading
 import paramiko
 import pytest
 
+from ckptstore.storage import page_cache
+
+
+@pytest.fixture(autouse=True)
+def _unknown_disks(monkeypatch):
+    """How fast this machine's disk is at the moment changes no test."""
+    monkeypatch.setattr(page_cache, "_DISKS", {})
+
 
 @pytest.fixture
 def no_hard_links(monkeypatch):

@@ -2,8 +2,8 @@
 
 import fcntl
 import os
-import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +11,7 @@ from ckptstore.format.buffers import Buffer
 from ckptstore.storage import local
 from ckptstore.storage.durable import write_file
 from ckptstore.storage.local import LocalStorage
-from ckptstore.storage.page_cache import PageCache
+from ckptstore.storage.page_cache import PageCache, page_cache_of
 
 MIB = 1 << 20
 PACK = 64 * MIB
@@ -83,10 +83,11 @@ def test_what_fails_is_over():
     assert not any(disk.write() for _ in range(4))
 
 
-def test_it_is_pickled_with_its_storage(tmp_path):
-    storage = LocalStorage(tmp_path / "store", create=True)
-    pickle.loads(pickle.dumps(storage)).put("key", [b"content"])
-    assert storage.get("key") == b"content"
+def test_all_stores_on_a_disk_tell_how_fast_it_is(tmp_path):
+    for name in ("one", "another"):
+        (tmp_path / name).mkdir()
+    assert page_cache_of(tmp_path / "one") is page_cache_of(tmp_path / "another")
+    assert page_cache_of(Path("/dev/shm")) is not page_cache_of(tmp_path / "one")
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -99,7 +100,7 @@ def test_files_are_whole_either_way(tmp_path, monkeypatch, slow):
 
     monkeypatch.setattr(local, "write_file", write)
     storage = LocalStorage(tmp_path / "store", create=True)
-    storage._page_cache = PageCache(Clock() if not slow else Slowly())
+    monkeypatch.setattr(local, "page_cache_of", {storage.root: PageCache(Slowly() if slow else Clock())}.get)
     parts: list[Buffer] = [os.urandom(16 * MIB + 100), os.urandom(1000), bytearray(os.urandom(MIB))]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda number: storage.put(f"key{number}", parts), range(12)))
