@@ -44,6 +44,11 @@ class Meter:
         self._active = 0
         self._since = 0.0
 
+    def seen(self) -> tuple[float, float]:
+        """Bytes, and seconds."""
+        with self._lock:
+            return self.rate.taken, self.rate.seconds
+
     @contextmanager
     def measuring(self, size: int) -> Iterator[None]:
         """Around what is done with some bytes."""

@@ -30,7 +30,7 @@ _MADE_ONCE = ("crew", "answers", "straight")
 def pytest_configure(config: pytest.Config) -> None:
     """What is compiled is kept for all processes of this run, and for no other."""
     if not hasattr(config, "workerinput"):
-        cache = tempfile.TemporaryDirectory(prefix="ckptstore-tests-")
+        cache = tempfile.TemporaryDirectory(prefix="ckptstore-tests-", ignore_cleanup_errors=True)
         config.add_cleanup(cache.cleanup)
         os.environ["XDG_CACHE_HOME"] = cache.name
 

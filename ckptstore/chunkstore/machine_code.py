@@ -31,16 +31,17 @@ class MachineCode:
     def read(self, name: str) -> bytes | None:
         """None also for what is damaged, and where numba is told not to compile."""
         with suppress(OSError):
-            if (folder := _folder()) and _is_ours(folder):
-                content = (folder / name).read_bytes()
+            if folder := _folder():
+                content = _content(folder, name)
                 digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
                 return code if digest == _digest(code) else None
         return None
 
     def write(self, name: str, code: bytes) -> None:
-        """Whole, or not at all."""
+        """Whole, or not at all; not where the sources were changed since this process looked at them."""
         with suppress(OSError):
-            if folder := _folder():
+            folder = _folder()
+            if folder and folder == _folder_now():
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if _is_ours(folder):
                     _replace(folder / name, _digest(code) + code)
@@ -49,8 +50,7 @@ class MachineCode:
 KEPT = MachineCode()
 
 
-@cache
-def _folder() -> Path | None:
+def _folder_now() -> Path | None:
     """One for what all loops are made of and for; None where that is not known, or not wanted."""
     from ckptstore.format.codecs.compiled.machine import processor
 
@@ -60,13 +60,28 @@ def _folder() -> Path | None:
     try:
         import platformdirs  # with llvmlite and numba, which not everyone has
 
+        folder = platformdirs.user_cache_path("ckptstore") / "loops"
         tools = [version(name) for name in _MADE_BY]
-    except ImportError:
+    except (ImportError, RuntimeError):  # the latter where nobody knows whose folder
         return None
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("NUMBA_"))
     made_of = blake2b(digest_size=16)
-    for part in (*map(str.encode, (*processor(), *tools)), *(source.read_bytes() for source in sources)):
+    for part in (*map(str.encode, (*processor(), *tools, *settings)), *(source.read_bytes() for source in sources)):
         made_of.update(part + b"\0")
-    return platformdirs.user_cache_path("ckptstore") / "loops" / made_of.hexdigest()
+    return folder / made_of.hexdigest() if folder.is_absolute() else None
+
+
+_folder = cache(_folder_now)
+
+
+def _content(folder: Path, name: str) -> bytes:
+    """Of a file of ours in a folder of ours; empty when either is not."""
+    within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within), "rb") as file:
+            return file.read() if _is_ours(within) and _is_ours(file.fileno()) else b""
+    finally:
+        os.close(within)
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -80,8 +95,8 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def _is_ours(folder: Path) -> bool:
-    status = folder.stat()
+def _is_ours(place: Path | int) -> bool:
+    status = os.stat(place)
     return status.st_uid == os.getuid() and not status.st_mode & _OTHERS_MAY_WRITE
 
 

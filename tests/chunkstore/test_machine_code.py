@@ -6,10 +6,12 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from unittest.mock import patch
 
+import platformdirs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +70,7 @@ def cache(tmp_path, monkeypatch):
 def test_what_one_process_compiles_later_ones_use_without_numba(cache):
     assert coding() == ("compiled", True, "")
     assert coding(WITHOUT_NUMBA, compiled_after=1000) == ("compiled", False, "")
+    assert coding(WITHOUT_NUMBA) == ("compiled", False, "")
     assert coding() == ("compiled", False, "")
     assert coding(TOLD_NOT_TO_COMPILE)[0] == "numpy"
 
@@ -112,10 +115,17 @@ def test_processes_may_compile_at_once(cache):
     assert coding(WITHOUT_NUMBA, compiled_after=1000) == ("compiled", False, "")
 
 
+@contextmanager
+def kept_in(home):
+    with patch.dict(os.environ, XDG_CACHE_HOME=home):
+        machine_code._folder.cache_clear()
+        yield
+    machine_code._folder.cache_clear()
+
+
 @given(st.binary(max_size=100), st.integers(0), st.integers(1, 255))
 def test_damaged_code_is_not_read(code, place, change):
-    with tempfile.TemporaryDirectory() as home, patch.dict(os.environ, XDG_CACHE_HOME=home):
-        machine_code._folder.cache_clear()
+    with tempfile.TemporaryDirectory() as home, kept_in(home):
         assert KEPT.read("loop") is None
         KEPT.write("loop", b"another")
         KEPT.write("loop", code)
@@ -139,6 +149,47 @@ def test_what_others_may_have_written_is_not_read(cache, mode):
     assert KEPT.read("loop") is None
     folder.chmod(0o755)
     assert KEPT.read("loop") == b"code"
+
+
+def test_a_file_that_others_may_have_written_is_not_read(cache, tmp_path):
+    KEPT.write("loop", b"code")
+    (file,) = cache.rglob("loop")
+    file.chmod(0o622)
+    assert KEPT.read("loop") is None
+    file.chmod(0o600)
+    assert KEPT.read("loop") == b"code"
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert KEPT.read("loop") is None
+
+
+def test_a_folder_that_is_a_link_is_not_looked_into(cache, tmp_path):
+    KEPT.write("loop", b"code")
+    (folder,) = (cache / "loops").iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert KEPT.read("loop") is None
+
+
+@pytest.mark.parametrize("home", ["relative/path", RuntimeError("no home")])
+def test_without_a_folder_of_the_users_nothing_is_kept(cache, monkeypatch, tmp_path, home):
+    def user_cache_path(_):
+        if isinstance(home, Exception):
+            raise home
+        return Path(home)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(platformdirs, "user_cache_path", user_cache_path)
+    KEPT.write("loop", b"code")
+    assert KEPT.read("loop") is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_settings_of_numba_are_other_code(cache, monkeypatch):
+    KEPT.write("loop", b"code")
+    monkeypatch.setenv("NUMBA_OPT", "0")
+    machine_code._folder.cache_clear()
+    assert KEPT.read("loop") is None
 
 
 def test_what_belongs_to_others_is_not_read(cache, monkeypatch):
@@ -183,6 +234,9 @@ def test_other_sources_are_other_code(cache, tmp_path, monkeypatch):
         assert KEPT.read("loop") is None
         KEPT.write("loop", content.encode())
         assert KEPT.read("loop") == content.encode()
+    (sources / "loops.py").write_text("one = 3")
+    KEPT.write("another", b"of what this process has not looked at")
+    assert not list(cache.rglob("another"))
     (sources / "loops.py").unlink()
     machine_code._folder.cache_clear()
     KEPT.write("loop", b"of what nobody knows")

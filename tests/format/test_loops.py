@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Rounding
 from ckptstore.format.codecs.compiled import CompiledLoops
-from ckptstore.format.codecs.compiled.calls import Call, at
+from ckptstore.format.codecs.compiled.calls import Call, at, into
 from ckptstore.format.codecs.compiled.machine import loaded, machine_code
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.squeezing import NARROW, best_offset, per_byte, symbols_of
@@ -131,14 +131,39 @@ def test_adams_arithmetic_gives_the_same_bits(count, seed, kind, number, roundin
         assert np.array_equal(words, prediction.words(bases))
 
 
-def test_what_numba_calls_that_is_not_known_is_refused():
-    text = "declare float @tanhf(float)\ndefine i64 @loop() {\n  ret i64 7\n}\n"
-    with pytest.raises(ValueError, match="tanhf"):
-        machine_code(text, "loop")
-    code = machine_code(text.replace("tanhf", "sqrtf"), "loop")
-    assert loaded(code, Call("loop", ""))() == 7
+LOOP = "define i64 @loop() {\n  ret i64 7\n}\n"
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        "declare float @tanhf(float)",
+        "declare i64 @numba.other(i64)",
+        'declare void @"with blanks"()',
+        "@elsewhere = external global ptr",
+        "@elsewhere = external local_unnamed_addr global i8, align 1",
+    ],
+)
+def test_what_is_not_known_would_end_the_process_and_is_refused(unknown):
+    with pytest.raises(ValueError, match="not known"):
+        machine_code(f"{unknown}\n{LOOP}", "loop")
+
+
+def test_a_loop_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="makes no function another"):
+        machine_code(LOOP, "another")
+
+
+def test_machine_code_is_called():
+    known = ["declare float @sqrtf(float)", "declare void @numba_unpickle(ptr, i32)", "@PyExc_X = external global i8"]
+    assert loaded(machine_code("\n".join([*known, LOOP]), "loop"), Call("loop", ""))() == 7
 
 
 def test_what_lies_in_pieces_is_not_handed_to_compiled_loops():
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         at(np.arange(4)[::2])
+
+
+def test_what_may_only_be_read_is_not_filled():
+    with pytest.raises(ValueError, match="only be read"):
+        into(np.frombuffer(b"1234", np.uint8))

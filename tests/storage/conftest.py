@@ -12,9 +12,9 @@ from ckptstore.storage import page_cache
 
 
 @pytest.fixture(autouse=True)
-def _unknown_disks(monkeypatch):
+def _unknown_disks():
     """How fast this machine's disk is at the moment changes no test."""
-    monkeypatch.setattr(page_cache, "_DISKS", {})
+    page_cache._DISKS.clear()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from ckptstore.format.codecs.pool import Pool
 from ckptstore.format.codecs.words import BLOCK_WORDS, Words, word_type
 
 _KEPT_AFTER = 16
-"""Uses. Before, loading loops that were compiled once would take longer than it saves: 60 ms, and 2 ms a use."""
+"""Uses. Before, loading loops that were compiled once would take longer than it saves: 40 ms, and 2 a loop."""
 _COMPILED_AFTER = 2048
 """Uses, some GiB. Before, compiling would take longer than it saves: up to 10 s."""
 
@@ -54,19 +54,20 @@ _USES = count()
 
 @cache
 def fastest_loops(*, compiling: bool) -> Callable[[Array, Get], Loops]:
-    """Those that numba compiles now, or did in some process, if it is installed; with a warning when it cannot be."""
+    """Those that numba compiles now, or did in some process; with a warning when it is there and cannot be used."""
     try:
-        from ckptstore.format.codecs.compiled import CompiledLoops, kept, made
+        from ckptstore.format.codecs.compiled import CompiledLoops
     except ImportError as error:
-        if "cffi" in (error.name or ""):
+        if compiling and "cffi" in (error.name or ""):
             warnings.warn(
                 'numba needs cffi here, codecs go on without both: pip install "ckptstore[jit]"', stacklevel=2
             )
         return Loops
     except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the others do the same
-        warnings.warn(f"what numba compiles does not work, codecs go on without it: {error!r}", stacklevel=2)
+        if compiling:
+            warnings.warn(f"what numba compiles does not work, codecs go on without it: {error!r}", stacklevel=2)
         return Loops
-    return partial(CompiledLoops, find=made if compiling else kept)
+    return partial(CompiledLoops, compiling=compiling)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ zstandard's binding by cffi; numba is imported when there is something to compil
 
 from __future__ import annotations
 
-from ckptstore.format.codecs.compiled.finding import kept, made
 from ckptstore.format.codecs.compiled.loops import CompiledLoops
 
-__all__ = ["CompiledLoops", "kept", "made"]
+__all__ = ["CompiledLoops"]

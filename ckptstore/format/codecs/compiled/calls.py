@@ -40,3 +40,10 @@ def at(array: npt.NDArray[Any]) -> int:
         raise ValueError(f"an array of shape {array.shape} and strides {array.strides} lies in pieces")
     address: int = array.ctypes.data
     return address
+
+
+def into(array: npt.NDArray[Any]) -> int:
+    """The same of what a loop fills."""
+    if not array.flags.writeable:
+        raise ValueError("what is to be filled may only be read")
+    return at(array)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -20,8 +20,9 @@ from ckptstore.format.codecs.compiled.calls import (
     Call,
     Loop,
     at,
+    into,
 )
-from ckptstore.format.codecs.compiled.finding import made
+from ckptstore.format.codecs.compiled.finding import kept, made
 from ckptstore.format.codecs.compiled.plans import Memory, knows, told
 from ckptstore.format.codecs.compiled.zstd import Decoder, Encoder
 from ckptstore.format.codecs.layout import Plan
@@ -31,16 +32,16 @@ from ckptstore.format.codecs.parts import Source
 from ckptstore.format.codecs.squeezing import Counts
 from ckptstore.format.codecs.words import Plane, Words
 
-Find = Callable[..., Loop | None]
-"""Finds the loop of a `Call` for some arguments, if there is one."""
-
 
 class CompiledLoops(Loops):
-    """See `Loops`, whose own do the work of those that are not there, or not yet."""
+    """See `Loops`, whose own do the work of those that are not there, or not yet.
 
-    def __init__(self, array: Array, get: Get = at_once, find: Find = made) -> None:
+    Without `compiling` only what some process has compiled is used.
+    """
+
+    def __init__(self, array: Array, get: Get = at_once, *, compiling: bool = True) -> None:
         super().__init__(array, get)
-        self._find = find
+        self._compiling = compiling
         self._encoder, self._decoder = Encoder(), Decoder()
 
     @cached_property
@@ -49,36 +50,38 @@ class CompiledLoops(Loops):
         return Memory()
 
     def _loop(self, call: Call, *arguments: int) -> Loop | None:
-        loop: Loop | None = self.get(self._find, call, *arguments)
+        loop: Loop | None = self.get(kept, call, *arguments)
+        if loop is None and self._compiling:
+            loop = self.get(made, call, *arguments)
         return loop
 
     def halve(self, words: Words, high: Words, low: Words, *, balanced: bool) -> None:
         """See `Loops.halve`."""
         if loop := self._loop(HALVE, words.itemsize):
-            loop(at(words), 1 << 4 * words.itemsize - 1 if balanced else 0, at(high), at(low), len(words))
+            loop(at(words), 1 << 4 * words.itemsize - 1 if balanced else 0, into(high), into(low), len(words))
         else:
             super().halve(words, high, low, balanced=balanced)
 
     def cut_fields(self, words: Words, split: int, center: int, byte: Plane, others: Plane) -> None:
         """See `Loops.cut_fields`."""
         if loop := self._loop(CUT, split):
-            loop(at(words), center, at(byte), at(others), len(words))
+            loop(at(words), center, into(byte), into(others), len(words))
         else:
             super().cut_fields(words, split, center, byte, others)
 
     def count(self, plane: Plane) -> Counts:
         """See `Loops.count`."""
         if loop := self._loop(COUNT):
-            counts = np.zeros(256, np.intp)
-            loop(at(plane), len(plane), at(counts))
-            return counts
+            counts = np.zeros(256, np.int64)
+            loop(at(plane), len(plane), into(counts))
+            return counts.astype(np.intp, copy=False)
         return super().count(plane)
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
         """See `Loops.squeeze`."""
         if loop := self._loop(SQUEEZE, bits):
             gaps, others = self.array(1, len(plane), "gaps"), self.array(1, len(plane), "others")
-            found = loop(at(plane), len(plane), offset, at(common), len(common), at(gaps), at(others))
+            found = loop(at(plane), len(plane), offset, into(common), len(common), into(gaps), into(others))
             return gaps[:found], others[:found]
         return super().squeeze(plane, bits, offset, common)
 
@@ -88,9 +91,10 @@ class CompiledLoops(Loops):
         loop = self._loop(PACK, plan.cut.width) if knows(plan.cut, differences=differences) else None
         if loop is None:
             return 0
-        known, memory = told(plan, differences=differences).given, self._memory.given
-        block, room = (at(words), len(words)), (at(out), len(out))
-        return loop(self._encoder.address, *block, *known, *memory, *room, end, at(lengths), len(lengths))
+        known, memory = told(plan, differences=differences), self._memory
+        block, room = (at(words), len(words)), (into(out), len(out))
+        given = *block, *known.given, *memory.given, *room, end, into(lengths), len(lengths)
+        return loop(self._encoder.address, *given)
 
     def unpack(self, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool | None:
         """See `Loops.unpack`."""
@@ -99,14 +103,14 @@ class CompiledLoops(Loops):
             return None
         table = source.new_table()
         arrays = (part for array in source[:3] for part in (at(array), len(array)))
-        known, memory = told(plan, differences=onto).given, self._memory.given
-        lying = *arrays, source.words, at(table), len(table)
-        return bool(loop(self._decoder.address, *lying, *known, *memory, at(words), len(words)))
+        known, memory = told(plan, differences=onto), self._memory
+        given = *arrays, source.words, into(table), len(table), *known.given, *memory.given, into(words), len(words)
+        return bool(loop(self._decoder.address, *given))
 
     def predict(self, prediction: Prediction, bases: Sequence[Words], words: Words) -> None:
         """See `Loops.predict`."""
         call = WEIGHT if prediction.kind is Kind.WEIGHT else SECOND
         if loop := self._loop(call, prediction.number, prediction.rounding):
-            loop(*map(at, bases), *prediction.factors, prediction.least, at(words), len(words))
+            loop(*map(at, bases), *prediction.factors, prediction.least, into(words), len(words))
         else:
             super().predict(prediction, bases, words)

@@ -13,6 +13,7 @@ from typing import Any
 from llvmlite import binding as llvm
 
 from ckptstore.format.codecs.compiled.calls import Call, Loop
+from ckptstore.format.codecs.compiled.zstd import symbol
 
 _GIVEN = {"a": c_void_p, "n": c_int64, "f": c_float}
 _NAME = "ckptstore_loop"
@@ -36,8 +37,9 @@ _NEVER_REACHED = (
 _BODIES = dict.fromkeys(_NEVER_REACHED, "  call void @llvm.trap()\n  unreachable") | {
     "sqrtf": "  %root = call float @llvm.sqrt.f32(float %0)\n  ret float %root"
 }
-_DECLARED = re.compile(r"^declare (.*@(?!llvm\.|ckptstore_)(\w+)\(.*)$", re.MULTILINE)
+_DECLARED = re.compile(r"^declare (.*@(\w+)\(.*)$", re.MULTILINE)
 _DATA_ELSEWHERE = re.compile(r"= external global i8$", re.MULTILINE)
+_ELSEWHERE = ("llvm.", symbol(""))
 _INTRINSICS = ("declare void @llvm.trap()", "declare float @llvm.sqrt.f32(float)")
 _ENGINES: list[Any] = []
 """What loops lie in, for as long as the process lives."""
@@ -47,21 +49,22 @@ def machine_code(text: str, name: str) -> bytes:
     """For the processor at hand: the function of that name, and what it calls, in LLVM's language.
 
     Functions of numba's, Python's and the system's are replaced, so that only zstd's are called. Raises ValueError for
-    one that is not known.
+    one that is not known: what calls it would end the process.
     """
-    text = _DECLARED.sub(_defined, _DATA_ELSEWHERE.sub("= internal global i8 0", text)).replace(
-        f"@{name}(", f"@{_NAME}("
-    )
-    missing = [line for line in _INTRINSICS if line not in text]
-    code: bytes = _target_machine().emit_object(_parsed("\n".join([text, *missing, ""])))
+    text = _DECLARED.sub(_defined, _DATA_ELSEWHERE.sub("= internal global i8 0", text))
+    text = text.replace(f"@{name}(", f"@{_NAME}(")
+    module = _parsed("\n".join([text, *(line for line in _INTRINSICS if line not in text), ""]))
+    names = [*module.functions, *module.global_variables]
+    unknown = [each.name for each in names if each.is_declaration and not each.name.startswith(_ELSEWHERE)]
+    if unknown or not any(each.name == _NAME and not each.is_declaration for each in names):
+        raise ValueError(f"numba calls {unknown}, which are not known here, or makes no function {name}")
+    code: bytes = _target_machine().emit_object(module)
     return code
 
 
 def _defined(declared: re.Match[str]) -> str:
     body = _BODIES.get(declared[2])
-    if body is None:
-        raise ValueError(f"numba calls {declared[2]}, which is not known here")
-    return f"define internal {declared[1]} {{\n{body}\n}}"
+    return declared[0] if body is None else f"define internal {declared[1]} {{\n{body}\n}}"
 
 
 def loaded(code: bytes, call: Call) -> Loop:
@@ -76,8 +79,12 @@ def loaded(code: bytes, call: Call) -> Loop:
 
 @cache
 def processor() -> tuple[str, str, str]:
-    """The kind of machine, the processor, and what it can, in LLVM's words."""
-    return llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    """The kind of machine, the processor, and what it can, if that is known, in LLVM's words."""
+    try:
+        features = llvm.get_host_cpu_features().flatten()
+    except RuntimeError:
+        features = ""
+    return llvm.get_default_triple(), llvm.get_host_cpu_name(), features
 
 
 @cache
