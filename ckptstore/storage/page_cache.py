@@ -69,6 +69,5 @@ def page_cache_of(folder: Path) -> PageCache:
     return _DISKS.setdefault(folder.stat().st_dev, PageCache())
 
 
-os.register_at_fork(
-    after_in_child=_DISKS.clear
-)  # threads that were writing, and what they had locked, do not come along
+# Threads that were writing, and what they had locked, do not come along.
+os.register_at_fork(after_in_child=_DISKS.clear)
