@@ -75,6 +75,17 @@ def test_what_is_written_at_once_counts_once_in_time():
         assert not cached
 
 
+def test_time_counts_from_who_began_first():
+    disk = Disk(1.0, 1.0)
+    for _ in range(4):
+        with disk.cache.writing(PACK):
+            disk.clock.now += PACK / 2e8
+            with disk.cache.writing(PACK):
+                disk.clock.now += PACK / 1e9
+    with disk.cache.writing(PACK) as cached:
+        assert cached
+
+
 def test_what_fails_is_over():
     disk = Disk(1e9, 1e9)
     with pytest.raises(OSError, match="full"), disk.cache.writing(PACK):

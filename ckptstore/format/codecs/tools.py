@@ -23,7 +23,7 @@ from ckptstore.format.codecs.words import BLOCK_WORDS, Words, word_type
 _KEPT_AFTER = 16
 """Uses. Before, loading loops that were compiled once would take longer than it saves: 40 ms, and 2 a loop."""
 _COMPILED_AFTER = 2048
-"""Uses, some GiB. Before, compiling would take longer than it saves: up to 10 s."""
+"""Uses, some GiB. Before, compiling would take longer than it saves: seconds for each of the large loops."""
 
 
 class Tools:
