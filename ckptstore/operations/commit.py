@@ -90,7 +90,8 @@ class _Planned(msgspec.Struct, frozen=True):
             return
         if isinstance(self.leaf, DeviceLeaf):
             for number, data, copied in arriving:
-                yield Piece(data, copied, self.leaf.form, Rest(lineage, path, self.entry, number))
+                rest = Rest(lineage, path, self.entry, number)
+                yield Piece(data, copied, self.leaf.form, rest, likely_new=True)
             return
         leaf = self.leaf if isinstance(self.leaf, TensorLeaf) else TensorLeaf(np.frombuffer(self.leaf, np.uint8))
         form = self.leaf.form if isinstance(self.leaf, TensorLeaf) else BYTES

@@ -278,17 +278,27 @@ def test_what_is_new_is_put_while_the_rest_is_looked_at(chunks, monkeypatch):
 
     def pieces():
         yield Piece(memoryview(os.urandom(5000)), copied=False)
-        for chunk in known:
-            yield Piece(memoryview(chunk), copied=False)
         deadline = time.monotonic() + 10
         while not stored and time.monotonic() < deadline:
             stored.extend(info.size for info in chunks.storage.list("packs/") if old[0].name not in info.key)
             time.sleep(0.01)
+        for chunk in known:
+            yield Piece(memoryview(chunk), copied=False)
 
     with chunks.writer(chunks.catalog.open_session(60)) as sink:
         sink.write(pieces())
         own, _ = sink.finish()
     assert stored == [pack.size for pack in own]
+
+
+def test_packs_are_full_while_more_is_likely_new(chunks, monkeypatch):
+    for limit, value in {"_FIRST_WINDOW_BYTES": 200, "_WINDOW_BYTES": 200, "_SOON": 4000}.items():
+        monkeypatch.setattr(writer, limit, value)
+    data = [os.urandom(5000) for _ in range(4)]
+    with chunks.writer(chunks.catalog.open_session(60)) as sink:
+        sink.write(Piece(memoryview(chunk), copied=False, likely_new=True) for chunk in data)
+        own, _ = sink.finish()
+    assert [len(pack.chunks) for pack in own] == [4]
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 100), st.integers(1, 5))

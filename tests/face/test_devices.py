@@ -23,6 +23,7 @@ from torch import Tensor
 
 import ckptstore
 from ckptstore import BudgetTooSmall, CommitInFlight, CorruptData, KeepLast, StateError
+from ckptstore.chunkstore import writer
 from ckptstore.operations.ranks.ranks import Ranks
 from ckptstore.state.copies import Copies
 from ckptstore.state.device_staging import _LaneStager
@@ -131,6 +132,14 @@ def test_what_did_not_change_does_not_cross(store, room, how):
         assert CHUNK // 4 < made.new_bytes < CHUNK
         assert crossed in {FINGERPRINTS, FINGERPRINTS + 4 * COUNT - 4 * CHUNK}
         assert_same(store.checkout(2)["x"], tensor)
+
+
+def test_what_comes_from_devices_fills_its_packs(store, monkeypatch):
+    for name in ("_WINDOW_COPIES", "_SOON"):
+        monkeypatch.setattr(writer, name, CHUNK)
+    with FakeDevices() as devices:
+        store.commit({"x": devices.put(numbers())}, step=0)
+    assert len(list(store._parts.storage.list("packs/"))) == 1
 
 
 def test_commits_of_several_threads_do_not_meet(store, monkeypatch):

@@ -288,6 +288,16 @@ def test_a_push_holds_a_few_packs_and_batches(tmp_path, targets, monkeypatch, ki
         assert_same(target.checkout(1), source.checkout(1))
 
 
+def test_what_is_pushed_fills_its_packs(tmp_path, targets, monkeypatch):
+    for name in ("_WINDOW_COPIES", "_SOON"):
+        monkeypatch.setattr(writer, name, SIZE)
+    target = targets()
+    with ckptstore.open(tmp_path / "source", chunk_bytes=SIZE) as source:
+        source.commit({"w": torch.rand(2 * SIZE)}, step=0)
+        source.push(target)
+    assert len(list(target._parts.storage.list("packs/"))) == 1
+
+
 # where to
 
 
