@@ -36,7 +36,7 @@ called = []
 sys.setprofile(lambda frame, event, argument: called.append(frame.f_code))
 again = encode(raw, Form(4, True), None, "auto")
 sys.setprofile(None)
-numpys = [getattr(Loops, name).__code__ for name in ("halve", "cut_fields", "count", "squeeze")]
+numpys = [getattr(Loops, name).__code__ for name in ("halve", "cut_fields", "weigh", "squeeze")]
 print("numpy" if any(code in called for code in numpys) else "compiled")
 print(getattr(sys.modules.get("numba"), "cfunc", None))
 out = memoryview(bytearray(len(raw)))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ckptstore.errors import CorruptData
@@ -10,8 +10,9 @@ from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Ro
 from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.compiled.calls import Call, at, into
 from ckptstore.format.codecs.compiled.machine import loaded, machine_code
+from ckptstore.format.codecs.entropy import PlaneCoder
 from ckptstore.format.codecs.loops import Loops
-from ckptstore.format.codecs.squeezing import NARROW, best_offset, per_byte, symbols_of
+from ckptstore.format.codecs.squeezing import NARROW, WHOLE, best_offset, counts_of, per_byte, symbols_of
 from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.words import BLOCK_WORDS, word_type
 
@@ -76,17 +77,45 @@ def planes(draw):
     return plane
 
 
-@given(planes())
-def test_bytes_are_counted(plane):
+@st.composite
+def uneven(draw):
+    """Of few bytes or many, some of them commoner than others, around 0 too; three fifths may be one and its next."""
+    count, kinds, first = 5 * draw(st.integers(1, 400)), draw(st.integers(1, 256)), draw(st.integers(0, 255))
+    rng, steps = np.random.default_rng(draw(SEEDS)), draw(st.sampled_from([1, 3, 20]))
+    found = first + steps * np.minimum(rng.geometric(draw(st.sampled_from([0.02, 0.3, 0.9])), count), kinds)
+    if draw(st.booleans()):
+        found[: count * 3 // 5] = first
+        found[count * 3 // 5 :] = first + 100 + rng.integers(0, 2, count - count * 3 // 5)
+        rng.shuffle(found)
+    return found.astype(np.uint8)
+
+
+@example(np.array([254, 255, *range(14), *[0] * 84] * 10, np.uint8))
+@given(planes() | uneven() | st.builds(noise, SIZES, st.just(1), SEEDS))
+def test_planes_are_weighed(plane):
+    """As it is, and as what it is squeezed to, in the number of bytes that coding each part takes."""
+    coder = PlaneCoder()
     for loops in ALL:
-        assert loops.count(unaligned(plane)).tolist() == [int((plane == value).sum()) for value in range(256)]
+        weighed = loops.weigh(unaligned(plane), coder)
+        assert weighed == ALL[0].weigh(plane, coder)
+        for weight in weighed:
+            parts = [plane]
+            if weight.bits != WHOLE:
+                common = np.empty(symbols_of(len(plane), weight.bits), np.uint8)
+                parts = [common, *ALL[0].squeeze(plane, weight.bits, weight.offset, common)]
+                assert weight.gaps == len(parts[1])
+            assert weight.size == sum(len(coder.encode(part)) for part in parts)
+            found = [part for part in parts if len(coder.encode(part)) not in {1, len(part)}]
+            assert weight.coded == sum(map(len, found))
+            assert weight.symbols == sum(len(set(part.tolist())) for part in found)
+        assert [weight.bits for weight in weighed] == [WHOLE, *NARROW][: len(weighed)]
 
 
 @given(planes(), st.sampled_from([0, 100, 108, 115]), st.sampled_from(NARROW))
 def test_best_offset_is_where_the_most_neighbours_are(plane, shift, bits):
     plane = plane - np.uint8(shift)  # 0 and 255 are neighbours too
     near = [int((plane - np.uint8(offset) < 1 << bits).sum()) for offset in range(256)]
-    offset, share = best_offset(ALL[0].count(plane), bits)
+    offset, share = best_offset(counts_of(plane), bits)
     assert near[offset] == max(near)
     assert share == max(near) / max(len(plane), 1)
 

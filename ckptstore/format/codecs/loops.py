@@ -13,10 +13,24 @@ import numpy.typing as npt
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.adam_arithmetic import Prediction
+from ckptstore.format.codecs.entropy import PlaneCoder
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.making import Get, at_once
 from ckptstore.format.codecs.parts import Source
-from ckptstore.format.codecs.squeezing import FAR, HOPS, POWERS, STEPS, WHOLE, Counts, per_byte
+from ckptstore.format.codecs.squeezing import (
+    FAR,
+    HOPS,
+    LEAST_COMMON,
+    NARROW,
+    POWERS,
+    STEPS,
+    WHOLE,
+    Weight,
+    best_offset,
+    counts_of,
+    per_byte,
+    symbols_of,
+)
 from ckptstore.format.codecs.words import Plane, Words, signed
 
 Places = npt.NDArray[np.intp]
@@ -99,9 +113,19 @@ class Loops:
         if center:
             np.add(words, center, out=words)
 
-    def count(self, plane: Plane) -> Counts:
-        """How often each of the 256 bytes is found."""
-        return np.bincount(plane, minlength=256)
+    def weigh(self, plane: Plane, coder: PlaneCoder) -> list[Weight]:
+        """What a plane of at most a block comes to: as it is, and squeezed unless that is not coded, or one byte."""
+        found = [_weight(WHOLE, 0, [plane], coder)]
+        if not found[0].coded:
+            return found
+        counts = counts_of(plane)
+        for bits in NARROW:
+            offset, share = best_offset(counts, bits)
+            if share < LEAST_COMMON:
+                break  # the neighbours that fewer bits tell are fewer
+            common = self.array(1, symbols_of(len(plane), bits), "common")
+            found.append(_weight(bits, offset, [common, *self.squeeze(plane, bits, offset, common)], coder))
+        return found
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
         """Fill `common`; gaps and others. See `squeezing`."""
@@ -144,6 +168,14 @@ class Loops:
         if len(where) and where[-1] >= count:
             raise CorruptData(f"a squeezed plane of {count} bytes tells of others behind its end")
         padded[where] = others
+
+
+def _weight(bits: int, offset: int, parts: Sequence[Plane], coder: PlaneCoder) -> Weight:
+    sizes = [len(coder.encode(part)) for part in parts]
+    coded = [part for part, size in zip(parts, sizes, strict=True) if size not in {1, len(part)}]
+    symbols = sum(int(np.count_nonzero(counts_of(part))) for part in coded)
+    gaps = len(parts[1]) if bits != WHOLE else 0
+    return Weight(bits, offset, sum(sizes), symbols, sum(map(len, coded)), gaps)
 
 
 def _gaps(where: Places) -> tuple[Places, Plane]:

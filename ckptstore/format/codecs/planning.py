@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from ckptstore.format.codecs.cutting import Cutter
 from ckptstore.format.codecs.layout import Cut, Plan, Way
-from ckptstore.format.codecs.squeezing import NARROW, Counts, best_offset, symbols_of
+from ckptstore.format.codecs.squeezing import NARROW, WHOLE, Weight
 from ckptstore.format.codecs.tools import Tools, borrowed
 from ckptstore.format.codecs.words import Plane, Words
 
 _VARYING = 3  # a byte of the lower half of an exponent, and the upper half of a mantissa
-_COMMON = 0.6
-"""The share of bytes that must be neighbours; of others it would take much to tell where they are."""
 _LENGTHS = 0.75  # what a sample takes of the lengths of a block's parts
 _DESCRIPTION = 0.5
 """What zstd spends to describe its code, in bytes a symbol: in a small sample it weighs as it will not in the whole."""
@@ -27,7 +23,7 @@ class _Estimate(NamedTuple):
     """What coding a plane of a sample comes to: bytes, and `Plan.work` of as many raw ones."""
 
     size: float
-    work: float = 0.0
+    work: float
 
 
 def planned(sample: Words, cut: Cut) -> Plan:
@@ -50,31 +46,14 @@ def centered(sample: Words, fields: Plan) -> Plan:
 
 def _best_way(plane: Plane, tools: Tools) -> tuple[Way, _Estimate]:
     """And what it comes to."""
-    whole = len(tools.coder.encode(plane))
-    if whole == len(plane):
-        return Way(coded=False), _Estimate(whole)
-    if whole == 1:
-        return Way(coded=True), _Estimate(whole)
-    counts = tools.loops.count(plane)
-    found = {Way(coded=True): _Estimate(whole - _described(counts), CODED * len(plane))}
-    for bits in NARROW:
-        offset, share = best_offset(counts, bits)
-        if share < _COMMON:
-            break  # the neighbours that fewer bits tell are fewer
-        common = tools.array(1, symbols_of(len(plane), bits), "common")
-        gaps, others = tools.loops.squeeze(plane, bits, offset, common)
-        parts = [_coded(part, tools) for part in (common, gaps, others)]
-        work = _GAP * len(gaps) + sum(part.work for part in parts)
-        found[Way(True, bits, offset)] = _Estimate(_LENGTHS + sum(part.size for part in parts), work)
-    return min(found.items(), key=lambda each: each[1].size)
+    best, estimate = min(
+        ((weight, _estimated(weight)) for weight in tools.loops.weigh(plane, tools.coder)),
+        key=lambda each: each[1].size,
+    )
+    return Way(best.size != len(plane), best.bits, best.offset), estimate
 
 
-def _coded(part: Plane, tools: Tools) -> _Estimate:
-    size = len(tools.coder.encode(part))
-    if size in {1, len(part)}:
-        return _Estimate(size)
-    return _Estimate(size - _described(tools.loops.count(part)), CODED * len(part))
-
-
-def _described(counts: Counts) -> float:
-    return _DESCRIPTION * int(np.count_nonzero(counts))
+def _estimated(weight: Weight) -> _Estimate:
+    lengths = 0 if weight.bits == WHOLE else _LENGTHS
+    size = lengths + weight.size - _DESCRIPTION * weight.symbols
+    return _Estimate(size, CODED * weight.coded + _GAP * weight.gaps)

@@ -14,25 +14,51 @@ one value. A symbol takes zstd's Huffman coding a bit at least, and its time: fe
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-from ckptstore.format.codecs.words import BLOCK_WORDS
+from ckptstore.format.codecs.words import BLOCK_WORDS, Plane
 
 WHOLE = 8
 NARROW = (4, 2, 0)
 """Bits of what is common."""
+LEAST_COMMON = 0.6
+"""The share of bytes that must be neighbours; of others it would take much to tell where they are."""
 FAR = 240
 POWERS = np.arange(10)
 HOPS = FAR << POWERS
 STEPS = np.concatenate([np.arange(FAR), HOPS, np.full(256 - FAR - len(HOPS), BLOCK_WORDS)])
 """How far each gap leads; the last ones out of every plane."""
-
-
 _NOTHING = np.zeros(1, np.intp)
 
 Counts = npt.NDArray[np.intp]
 """How often each of the 256 bytes is found."""
+
+
+class Weight(NamedTuple):
+    """What a plane comes to when it is squeezed to so many bits, or not, and its parts are coded.
+
+    Attributes:
+        bits, offset: how it is squeezed.
+        size: bytes of all parts.
+        symbols: how many bytes a description of each code tells of, in all parts that are frames.
+        coded: bytes that these parts hold.
+        gaps: how many bytes are put in their places one by one.
+    """
+
+    bits: int
+    offset: int
+    size: int
+    symbols: int
+    coded: int
+    gaps: int
+
+
+def counts_of(plane: Plane) -> Counts:
+    """Of a plane."""
+    return np.bincount(plane, minlength=256)
 
 
 def best_offset(counts: Counts, bits: int) -> tuple[int, float]:

@@ -28,7 +28,7 @@ class Call:
 
 _PLAN, _MEMORY = "annnnn", "aaa"
 HALVE, CUT = Call("halving", "anaan"), Call("cutting", "anaan")
-COUNT, SQUEEZE = Call("counting", "ana"), Call("squeezing", "annanaa")
+SQUEEZE, WEIGH = Call("squeezing", "annanaa"), Call("weighing", "nan" + _MEMORY + "a")
 PACK = Call("packing", "nan" + _PLAN + _MEMORY + "annan")
 UNPACK = Call("unpacking", "n" + "ananann" + "an" + _PLAN + _MEMORY + "an")
 WEIGHT, SECOND = Call("weight", "aaa" + "fffff" + "an"), Call("second", "aaa" + "ffff" + "an")

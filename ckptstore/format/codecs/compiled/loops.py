@@ -9,13 +9,13 @@ import numpy as np
 
 from ckptstore.format.codecs.adam_arithmetic import Kind, Prediction
 from ckptstore.format.codecs.compiled.calls import (
-    COUNT,
     CUT,
     HALVE,
     PACK,
     SECOND,
     SQUEEZE,
     UNPACK,
+    WEIGH,
     WEIGHT,
     Call,
     Loop,
@@ -25,11 +25,12 @@ from ckptstore.format.codecs.compiled.calls import (
 from ckptstore.format.codecs.compiled.finding import kept, made
 from ckptstore.format.codecs.compiled.plans import Memory, knows, told
 from ckptstore.format.codecs.compiled.zstd import Decoder, Encoder
+from ckptstore.format.codecs.entropy import PlaneCoder
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.loops import Array, Loops
 from ckptstore.format.codecs.making import Get, at_once
 from ckptstore.format.codecs.parts import Source
-from ckptstore.format.codecs.squeezing import Counts
+from ckptstore.format.codecs.squeezing import NARROW, Weight
 from ckptstore.format.codecs.words import Plane, Words
 
 
@@ -69,13 +70,13 @@ class CompiledLoops(Loops):
         else:
             super().cut_fields(words, split, center, byte, others)
 
-    def count(self, plane: Plane) -> Counts:
-        """See `Loops.count`."""
-        if loop := self._loop(COUNT):
-            counts = np.zeros(256, np.int64)
-            loop(at(plane), len(plane), into(counts))
-            return counts.astype(np.intp, copy=False)
-        return super().count(plane)
+    def weigh(self, plane: Plane, coder: PlaneCoder) -> list[Weight]:
+        """See `Loops.weigh`."""
+        if loop := self._loop(WEIGH):
+            table = np.empty((1 + len(NARROW), len(Weight._fields)), np.int64)
+            found = loop(self._encoder.address, at(plane), len(plane), *self._memory.given, into(table))
+            return list(map(Weight._make, table[:found].tolist()))
+        return super().weigh(plane, coder)
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
         """See `Loops.squeeze`."""

@@ -9,6 +9,7 @@ from numba import types
 
 from ckptstore.format.codecs.compiled.source.compiling import Helper, given, helping, read
 from ckptstore.format.codecs.compiled.zstd import symbol
+from ckptstore.format.codecs.entropy import SCARCE
 from ckptstore.format.codecs.words import Plane
 
 
@@ -31,12 +32,20 @@ def decoding() -> Helper:
 
 @cache
 def coding() -> Helper:
-    """What fills the beginning of `out`, which has room for any, with a frame: its length, below 0 without memory."""
+    """How small a part is: as it is, as one byte for all, or as a frame, which is at the beginning of `out` then.
+
+    Below 0 without memory. See `PlaneCoder`; `out` has room for any frame.
+    """
     compress = _function("ZSTD_compress2", 5)
 
     def code(context: int, part: Plane, out: Plane) -> int:
+        same = part.size > 0 and part[0] == part[part.size - 1]
+        for place in range(part.size if same else 0):
+            same &= part[place] == part[0]
+        if same or part.size == 0:
+            return min(part.size, 1)
         length: int = compress(context, out.ctypes.data, out.size, part.ctypes.data, part.size)
-        return length
+        return length if length < SCARCE * part.size else part.size
 
     return helping(code, types.int64(types.uint64, read(1), given(1)))
 

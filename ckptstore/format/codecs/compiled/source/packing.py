@@ -13,10 +13,9 @@ from ckptstore.format.codecs.compiled.source.compiling import Helper, array_at, 
 from ckptstore.format.codecs.compiled.source.cutting import cutter, halver
 from ckptstore.format.codecs.compiled.source.frames import coding
 from ckptstore.format.codecs.compiled.source.plans import ADDRESS, INT, MEMORY, TOLD, memory_at, plan_at
-from ckptstore.format.codecs.compiled.source.squeezing import squeezer
-from ckptstore.format.codecs.entropy import SCARCE
+from ckptstore.format.codecs.compiled.source.squeezing import squeezer_to_rows
 from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES
-from ckptstore.format.codecs.squeezing import NARROW, WHOLE
+from ckptstore.format.codecs.squeezing import WHOLE
 from ckptstore.format.codecs.words import Plane, Words, word_type
 
 _FULL = 0
@@ -141,23 +140,15 @@ def _plane() -> Helper:
 
 @cache
 def _squeezed() -> Helper:
-    code = _code()
-    four, two, none = (squeezer(bits) for bits in NARROW)
+    code, squeeze = _code(), squeezer_to_rows()
 
     def squeezed(
         zstd: int, cut: Plane, bits: int, offset: int, rows: Plane, spare: Plane,
         out: Plane, end: int, lengths: Words, part: int,
     ) -> Any:  # fmt: skip
+        found = squeeze(cut, bits, offset, rows)
         common, gaps, others = rows[COMMON], rows[GAPS], rows[OTHERS]
-        common = common[: (cut.size * bits + WHOLE - 1) // WHOLE]
-        eights = cut[: cut.size // 8 * 8].view(np.uint64)
-        if bits == NARROW[0]:
-            found = four(cut, eights, offset, common, gaps, others)
-        elif bits == NARROW[1]:
-            found = two(cut, eights, offset, common, gaps, others)
-        else:
-            found = none(cut, eights, offset, common, gaps, others)
-        end = code(zstd, common, spare, out, end, lengths, part)
+        end = code(zstd, common[: (cut.size * bits + WHOLE - 1) // WHOLE], spare, out, end, lengths, part)
         lengths[part + 1] = 0
         if found and end != _FULL and end + _LENGTH <= out.size:
             for byte in range(_LENGTH):
@@ -173,19 +164,15 @@ def _squeezed() -> Helper:
 
 @cache
 def _code() -> Helper:
-    """The smallest of a part as it is, one byte for all, and a frame; see `PlaneCoder`."""
-    compress, copy = coding(), _copy()
+    smallest, copy = coding(), _copy()
 
     def code(zstd: int, part: Plane, fresh: Plane, out: Plane, end: int, lengths: Words, number: int) -> Any:
-        same = part.size > 0 and part[0] == part[part.size - 1]
-        for place in range(part.size if same else 0):
-            same &= part[place] == part[0]
-        if same or part.size == 0:
-            return copy(part[:1], out, end, lengths, number)
-        size = compress(zstd, part, fresh)
+        size = smallest(zstd, part, fresh)
         if size < 0:
             return _FULL
-        return copy(fresh[:size] if size < SCARCE * part.size else part, out, end, lengths, number)
+        if size <= 1 or size == part.size:
+            return copy(part[:size], out, end, lengths, number)
+        return copy(fresh[:size], out, end, lengths, number)
 
     return helping(code, INT(ADDRESS, read(1), given(1), *_OUT))
 

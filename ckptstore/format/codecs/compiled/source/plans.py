@@ -14,6 +14,7 @@ from ckptstore.format.codecs.words import BLOCK_WORDS
 
 INT, BOOL, ADDRESS = types.int64, types.boolean, types.uint64
 TOLD = types.NamedTuple([types.Array(INT, 2, "C", aligned=False), INT, INT, BOOL, BOOL], Told)  # type: ignore[no-untyped-call]
+NUMBERS = types.Array(INT, 1, "C", aligned=False)
 MEMORY = given(1, 2), given(1), given(2, 2)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from ckptstore.format.codecs.compiled.plans import COMMON, GAPS, OTHERS
 from ckptstore.format.codecs.compiled.source.compiling import Helper, array_at, given, helping, kind, read
-from ckptstore.format.codecs.squeezing import FAR, POWERS, per_byte
+from ckptstore.format.codecs.squeezing import FAR, NARROW, POWERS, WHOLE, per_byte
 from ckptstore.format.codecs.words import Plane, Words
 
 _FAR, _POWERS = FAR, len(POWERS)
@@ -58,6 +59,26 @@ def squeezer(bits: int) -> Helper:
         return told
 
     return helping(squeeze, types.intp(read(1), read(8), kind(1), given(1), given(1), given(1)))
+
+
+@cache
+def squeezer_to_rows() -> Helper:
+    """What squeezes a plane to any of `NARROW` bits, into the rows of memory for that; how many others there are."""
+    four, two, none = (squeezer(bits) for bits in NARROW)
+
+    def squeeze(plane: Plane, bits: int, offset: int, rows: Plane) -> int:
+        common, gaps, others = rows[COMMON], rows[GAPS], rows[OTHERS]
+        common = common[: (plane.size * bits + WHOLE - 1) // WHOLE]
+        eights = plane[: plane.size // 8 * 8].view(np.uint64)
+        if bits == NARROW[0]:
+            found: int = four(plane, eights, offset, common, gaps, others)
+        elif bits == NARROW[1]:
+            found = two(plane, eights, offset, common, gaps, others)
+        else:
+            found = none(plane, eights, offset, common, gaps, others)
+        return found
+
+    return helping(squeeze, types.int64(read(1), types.int64, types.int64, given(1, 2)))
 
 
 def squeezing(bits: int) -> Helper:

@@ -12,7 +12,16 @@ from numba import types
 from ckptstore.format.codecs.compiled.plans import COMMON, GAPS, OTHERS, SPLITS, Told
 from ckptstore.format.codecs.compiled.source.compiling import Helper, array_at, given, helping, kind, read
 from ckptstore.format.codecs.compiled.source.frames import decoding
-from ckptstore.format.codecs.compiled.source.plans import ADDRESS, BOOL, INT, MEMORY, TOLD, memory_at, plan_at
+from ckptstore.format.codecs.compiled.source.plans import (
+    ADDRESS,
+    BOOL,
+    INT,
+    MEMORY,
+    NUMBERS,
+    TOLD,
+    memory_at,
+    plan_at,
+)
 from ckptstore.format.codecs.layout import WHOLE_BYTES
 from ckptstore.format.codecs.parts import ALIKE, STORED, Numbers, tabulate
 from ckptstore.format.codecs.squeezing import STEPS, WHOLE, per_byte
@@ -20,8 +29,8 @@ from ckptstore.format.codecs.words import BLOCK_WORDS, Plane, Words, word_type
 
 _BYTE, _WORD = np.uint8, np.uint16
 _DAMAGED = -1
-_NUMBERS, _TABLE = (types.Array(INT, dims, "C", aligned=False) for dims in (1, 3))
-_SOURCE = read(1), _NUMBERS, _NUMBERS, INT
+_TABLE = types.Array(INT, 3, "C", aligned=False)
+_SOURCE = read(1), NUMBERS, NUMBERS, INT
 
 
 def unpacking(width: int) -> Helper:
@@ -204,7 +213,7 @@ def _part() -> Helper:
             return fresh[:0]
         return fresh[:size]
 
-    return helping(part, read(1)(ADDRESS, read(1), given(1), _NUMBERS))
+    return helping(part, read(1)(ADDRESS, read(1), given(1), NUMBERS))
 
 
 @cache

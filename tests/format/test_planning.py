@@ -1,0 +1,73 @@
+"""What a sample tells is what coding all of it comes to."""
+
+import numpy as np
+import pytest
+
+from ckptstore.format.codecs.layout import Cut, Way
+from ckptstore.format.codecs.planes import Planes
+from ckptstore.format.codecs.planning import planned
+from ckptstore.format.codecs.words import sampled
+
+RUN, RUNS = 1024, 1024
+BYTES = Cut(1)
+
+
+def alike(run: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Runs of the same bytes, each in an order of its own, so that a sample has each as often as all have."""
+    return np.random.default_rng(seed).permuted(np.tile(run, (RUNS, 1)), axis=1).reshape(-1)
+
+
+def run_of(shares: dict[int, float]) -> np.ndarray:
+    counts = {byte: round(share * RUN) for byte, share in shares.items()}
+    first = next(iter(counts))
+    counts[first] += RUN - sum(counts.values())
+    return np.repeat(np.array(list(counts), np.uint8), list(counts.values()))
+
+
+NEAR = {100 + place: 0.5**place / 2 for place in range(14)}
+SPREAD = dict.fromkeys(range(0, 240, 4), 1 / 60)
+PLANES = {
+    "neighbours": NEAR,
+    "neighbours around 0": {(byte + 152) % 256: share for byte, share in NEAR.items()},
+    "with others": {byte: 0.97 * share for byte, share in NEAR.items()} | {200: 0.02, 10: 0.01},
+    "far apart": SPREAD,
+    "nearly all one": {7: 1 - 1 / 64, 90: 1 / 64},
+}
+
+
+@pytest.mark.parametrize("plane", ["neighbours", "neighbours around 0", "with others", "far apart"])
+def test_the_size_is_as_expected(plane):
+    raw = alike(run_of(PLANES[plane]))
+    plan = planned(sampled(raw), BYTES)
+    size = len(Planes().encode_as(plan, raw.data))
+    assert plan.share * len(raw) == pytest.approx(size, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("plane", "way"),
+    [
+        ("neighbours", Way(True, 4, 94)),  # the first of the offsets that have all of them
+        ("neighbours around 0", Way(True, 4, 246)),
+        ("with others", Way(True, 2, 100)),
+        ("far apart", Way(coded=True)),
+        ("nearly all one", Way(True, 0, 7)),
+    ],
+)
+def test_the_way_is_the_smallest(plane, way):
+    assert planned(sampled(alike(run_of(PLANES[plane]))), BYTES).ways == (way,)
+
+
+def test_what_is_not_coded_and_what_is_alike():
+    even = planned(np.random.default_rng(0).integers(0, 256, 8 * RUN, np.uint8), BYTES)
+    assert even.ways == (Way(coded=False),)
+    assert (even.share, even.work) == (1, 0)
+    alike = planned(np.full(RUN, 7, np.uint8), BYTES)
+    assert alike.ways == (Way(coded=True),)
+    assert (alike.share, alike.work) == (1 / RUN, 0)
+
+
+def test_work_grows_with_what_is_coded_and_with_what_is_put_in_its_place():
+    """2.7 for each byte that zstd decodes, and 3.3 for each that is put in its place."""
+    whole, few = (planned(sampled(alike(run_of(PLANES[name]))), BYTES) for name in ("far apart", "nearly all one"))
+    assert whole.work == pytest.approx(2.7)
+    assert few.work == pytest.approx((2.7 + 3.3) / 64, rel=0.1)  # gaps are coded; the others are one byte for all
