@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ckptstore.format.codecs import RAW, ZSTD, Effort, Form, codec_numbered, encode
 from ckptstore.format.codecs.base import READ
 from ckptstore.format.codecs.delta import Delta
+from ckptstore.format.codecs.planes import Planes
 from ckptstore.format.codecs.zstd import Zstd
 
 PLANES, DELTA = codec_numbered(2), codec_numbered(3)
@@ -103,6 +104,31 @@ def test_the_best_level_codes_mantissas_too(count):
     for form, array in ((FLOATS, uniform), (Form(2, floating=True), halves_of(uniform))):
         assert check(raw_of(array), form, None, "best") == PLANES.number
         assert len(encode(raw_of(array), form, None, "best").payload) < len(encode(raw_of(array), form).payload)
+
+
+def test_the_best_level_tries_nothing_else_once_it_has_what_is_surely_smaller(monkeypatch):
+    tried, encode_as = [], Planes.encode_as
+
+    def watched(planes, plan, raw):
+        tried.append(plan)
+        return encode_as(planes, plan, raw)
+
+    monkeypatch.setattr(Planes, "encode_as", watched)
+    before = trained(100_000)
+    moved = raw_of(before * np.float32(1.001))
+    assert encode(moved, FLOATS, raw_of(before), "best").codec == DELTA.number
+    assert tried == []
+    encode(moved, FLOATS, None, "best")
+    assert len(tried) == 2
+
+
+def test_the_best_level_tries_the_next_where_a_sample_promised_too_much():
+    """All that a sample sees of a chunk is as it was."""
+    before, now = trained(200_000), np.random.default_rng(1).uniform(0.5, 1, 200_000).astype("<f4")
+    for start in range(0, len(now) - 1023, (len(now) - 1024) // 7):
+        before[start : start + 1024] = now[start : start + 1024]
+    assert encode(raw_of(now), FLOATS, raw_of(before), "auto").codec == DELTA.number
+    assert encode(raw_of(now), FLOATS, raw_of(before), "best").codec == PLANES.number
 
 
 def test_what_moved_little_is_a_difference():

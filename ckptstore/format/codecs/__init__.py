@@ -19,6 +19,8 @@ ZSTD: Codec = Zstd()
 ANY_GAIN = 0.98
 """What is smaller by less is not worth decoding two chunks for, whoever asks."""
 _SMALLEST = 256
+_SURE = 1.02
+"""How exactly samples tell sizes."""
 _HOMES = {0: "raw.Raw", 1: "zstd.Zstd", PLANES: "planes.Planes", DELTA: "delta.Delta", 4: "adam.Adam"}
 """Imported when a frame needs them, since some bring numpy."""
 
@@ -61,16 +63,19 @@ def encode(
     "none" stores bytes as they are. "light" looks at zstd, and takes it where it halves them, "fast" at zstd and
     planes. "auto" and "best" look at the difference to `base` too, the raw bytes of an older chunk, and take it where
     that is at most the share `reliance` of what the chunk takes alone; "best" takes the smaller of the two encodings
-    that seem best.
+    that seem best, unless the first comes out as so small that the second one cannot be.
     """
     if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
         from ckptstore.format.codecs.choice import candidates, worth
 
-        tries = 2 if level == "best" else 1
-        found = candidates(raw, form, base, level, reliance)[:tries]
-        encoded = [Encoded(each.codec, each.encode(), each.alone, each.added) for each in found]
-        smallest = min(encoded, key=lambda each: len(each.payload), default=None)
-        if smallest is not None and len(smallest.payload) < worth(level) * len(raw):
+        smallest, size = None, worth(level) * len(raw)
+        for each in candidates(raw, form, base, level, reliance)[: 2 if level == "best" else 1]:
+            if smallest is not None and each.share * len(raw) > _SURE * size:
+                break
+            payload = each.encode()
+            if len(payload) < size:
+                smallest, size = Encoded(each.codec, payload, each.alone, each.added), len(payload)
+        if smallest is not None:
             return smallest
     return Encoded(RAW.number, RAW.encode(raw))
 
