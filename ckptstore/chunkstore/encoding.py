@@ -53,7 +53,7 @@ class Piece(NamedTuple):
         form: what they are.
         base: tells the digest of a chunk that may be much like this one; empty when there is none.
         loan: to be ended once nobody looks at them any more.
-        likely_new: whether the store probably lacks it, so that what is on loan is copied at once.
+        likely_new: whether what is on loan will probably have to be copied.
         made: tells what the chunk was made of, if anything.
         before: digests of the chunks just before it, when these may be part of that.
         goes_on: whether the next chunk may be made of this one.

@@ -37,7 +37,7 @@ _WINDOW_BYTES = 1 << 30
 _FIRST_WINDOW_BYTES = 64 << 20
 """Windows grow: the first packs are put soon, and the catalog is asked rarely all the same."""
 _SOON = 8 << 20
-"""From this size on a pack is put before it is full, when what comes next is hardly new."""
+"""From this size on a pack is put before it is full, when nothing new came, or only what was likely to be new."""
 _WINDOW_COPIES = 16 << 20
 _WINDOW_LOANS = 64 << 20
 _WINDOW_CHUNKS = 1 << 12
@@ -143,7 +143,8 @@ class ChunkWriter:
                 piece.loan.end()
         if fresh:
             self.store(dict(zip(fresh, lasting, strict=True)))
-        if self._builder.size >= _SOON and not window[-1].likely_new:
+        steady = {digest for digest, piece in looked if not piece.likely_new}
+        if self._builder.size >= _SOON and (not fresh or (steady and steady.isdisjoint(fresh))):
             self._put_pack()
         return digests
 

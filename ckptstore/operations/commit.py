@@ -90,8 +90,7 @@ class _Planned(msgspec.Struct, frozen=True):
             return
         if isinstance(self.leaf, DeviceLeaf):
             for number, data, copied in arriving:
-                rest = Rest(lineage, path, self.entry, number)
-                yield Piece(data, copied, self.leaf.form, rest, likely_new=True)
+                yield Piece(data, copied, self.leaf.form, Rest(lineage, path, self.entry, number))
             return
         leaf = self.leaf if isinstance(self.leaf, TensorLeaf) else TensorLeaf(np.frombuffer(self.leaf, np.uint8))
         form = self.leaf.form if isinstance(self.leaf, TensorLeaf) else BYTES

@@ -174,7 +174,7 @@ class _Copier:
             for digest, chunk in batch:
                 self._advance(chunk.size)
                 base = partial(lineage.base, chunk.path, chunk.entry, chunk.number)
-                yield Piece(read.pop(digest), copied=True, form=chunk.form, base=base, likely_new=True)
+                yield Piece(read.pop(digest), copied=True, form=chunk.form, base=base)
 
 
 def _id(commit: CommitRecord | None) -> str | None:

@@ -269,26 +269,56 @@ def test_windows_grow(chunks, monkeypatch):
     assert asked == [100, 200, 350, 350, 350, 150]
 
 
-def test_what_is_new_is_put_while_the_rest_is_looked_at(chunks, monkeypatch):
+@pytest.mark.parametrize("like", ["steady", "likely new"])
+def test_what_is_new_is_put_while_the_rest_is_looked_at(chunks, monkeypatch, like):
+    """At once when it was to be expected and what looked steady was so, and whatever it was once nothing new comes."""
     known = [os.urandom(100) for _ in range(20)]
     _, old, _ = put(chunks, known)
-    for limit, value in {"_FIRST_WINDOW_BYTES": 200, "_WINDOW_BYTES": 200, "_SOON": 4000}.items():
+    for limit, value in {"_FIRST_WINDOW_BYTES": 5200, "_WINDOW_BYTES": 5200, "_SOON": 4000}.items():
         monkeypatch.setattr(writer, limit, value)
     stored: list[int] = []
 
-    def pieces():
-        yield Piece(memoryview(os.urandom(5000)), copied=False)
+    def wait():
         deadline = time.monotonic() + 10
         while not stored and time.monotonic() < deadline:
             stored.extend(info.size for info in chunks.storage.list("packs/") if old[0].name not in info.key)
             time.sleep(0.01)
-        for chunk in known:
+
+    def pieces():
+        yield Piece(memoryview(os.urandom(5000)), copied=False, likely_new=like == "likely new")
+        for number, chunk in enumerate(known * 4):
+            if number == (2 if like == "likely new" else 54):  # in the second window, and in the third
+                wait()
             yield Piece(memoryview(chunk), copied=False)
 
     with chunks.writer(chunks.catalog.open_session(60)) as sink:
         sink.write(pieces())
         own, _ = sink.finish()
     assert stored == [pack.size for pack in own]
+
+
+def test_a_pack_is_put_when_nothing_new_came_where_it_was_likely(chunks, monkeypatch):
+    known = [os.urandom(1000) for _ in range(2)]
+    put(chunks, known)
+    for limit, value in {"_FIRST_WINDOW_BYTES": 1000, "_WINDOW_BYTES": 1000, "_SOON": 4000}.items():
+        monkeypatch.setattr(writer, limit, value)
+    data = [os.urandom(5000), *known, os.urandom(5000)]
+    with chunks.writer(chunks.catalog.open_session(60)) as sink:
+        sink.write(Piece(memoryview(chunk), copied=False, likely_new=True) for chunk in data)
+        own, _ = sink.finish()
+    assert [len(pack.chunks) for pack in own] == [1, 1]
+
+
+def test_packs_are_full_where_what_looked_steady_was_not(chunks, monkeypatch):
+    known = os.urandom(1000)
+    put(chunks, [known])
+    for limit, value in {"_FIRST_WINDOW_BYTES": 6000, "_WINDOW_BYTES": 6000, "_SOON": 4000}.items():
+        monkeypatch.setattr(writer, limit, value)
+    data = [chunk for _ in range(4) for chunk in (os.urandom(5000), known)]
+    with chunks.writer(chunks.catalog.open_session(60)) as sink:
+        sink.write(Piece(memoryview(chunk), copied=False) for chunk in data)
+        own, _ = sink.finish()
+    assert [len(pack.chunks) for pack in own] == [4]
 
 
 def test_packs_are_full_while_more_is_likely_new(chunks, monkeypatch):

@@ -131,6 +131,13 @@ def test_the_best_level_tries_the_next_where_a_sample_promised_too_much():
     assert encode(raw_of(now), FLOATS, raw_of(before), "best").codec == PLANES.number
 
 
+def test_the_best_level_tries_zstd_whatever_a_sample_tells():
+    """What repeats itself may do so farther apart than a sample is long."""
+    numbers = np.random.default_rng(0).integers(0, 1 << 15, 1 << 13).astype("<i4")
+    raw = raw_of(np.tile(numbers, 64))
+    assert len(encode(raw, Form(4), None, "best").payload) < 0.01 * len(raw)
+
+
 def test_what_moved_little_is_a_difference():
     before = trained(100_000)
     moved = raw_of(before * np.float32(1.001))

@@ -10,6 +10,9 @@ from ckptstore.format.codecs.adam_arithmetic import Kind, Number, Prediction, Ro
 from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.compiled.calls import Call, at, into
 from ckptstore.format.codecs.compiled.machine import loaded, machine_code
+from ckptstore.format.codecs.compiled.source.compiling import array_at, llvm_of
+from ckptstore.format.codecs.compiled.source.frames import coding
+from ckptstore.format.codecs.compiled.zstd import Encoder
 from ckptstore.format.codecs.entropy import PlaneCoder
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE, best_offset, counts_of, per_byte, symbols_of
@@ -158,6 +161,19 @@ def test_adams_arithmetic_gives_the_same_bits(count, seed, kind, number, roundin
         words = np.empty(count, word_type(number.width))
         loops.predict(prediction, bases, words)
         assert np.array_equal(words, prediction.words(bases))
+
+
+def test_what_zstd_refuses_is_told_to_compiled_loops():
+    """As without memory: here there is no room for a frame, of which the loops' own memory has enough."""
+    code, call = coding(), Call("coded", "nanan")
+
+    def entry(zstd, part, size, out, room):
+        return code(zstd, array_at(part, size, np.uint8), array_at(out, room, np.uint8))
+
+    coded = loaded(machine_code(*llvm_of(entry, call)), call)
+    encoder, out, part = Encoder(), np.empty(1000, np.uint8), np.tile(np.arange(16, dtype=np.uint8), 100)
+    assert 1 < coded(encoder.address, at(part), len(part), into(out), len(out)) < 100
+    assert coded(encoder.address, at(part), len(part), into(out), 5) < 0
 
 
 LOOP = "define i64 @loop() {\n  ret i64 7\n}\n"

@@ -20,7 +20,7 @@ ANY_GAIN = 0.98
 """What is smaller by less is not worth decoding two chunks for, whoever asks."""
 _SMALLEST = 256
 _SURE = 1.02
-"""How exactly samples tell sizes."""
+"""How exactly samples tell sizes, but for zstd's: what repeats itself may do so farther apart."""
 _HOMES = {0: "raw.Raw", 1: "zstd.Zstd", PLANES: "planes.Planes", DELTA: "delta.Delta", 4: "adam.Adam"}
 """Imported when a frame needs them, since some bring numpy."""
 
@@ -63,14 +63,14 @@ def encode(
     "none" stores bytes as they are. "light" looks at zstd, and takes it where it halves them, "fast" at zstd and
     planes. "auto" and "best" look at the difference to `base` too, the raw bytes of an older chunk, and take it where
     that is at most the share `reliance` of what the chunk takes alone; "best" takes the smaller of the two encodings
-    that seem best, unless the first comes out as so small that the second one cannot be.
+    that seem best, unless the first comes out as smaller than a sample tells the second one to be.
     """
     if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
         from ckptstore.format.codecs.choice import candidates, worth
 
         smallest, size = None, worth(level) * len(raw)
         for each in candidates(raw, form, base, level, reliance)[: 2 if level == "best" else 1]:
-            if smallest is not None and each.share * len(raw) > _SURE * size:
+            if smallest is not None and each.codec != ZSTD.number and each.share * len(raw) > _SURE * size:
                 break
             payload = each.encode()
             if len(payload) < size:

@@ -50,7 +50,7 @@ def _best_way(plane: Plane, tools: Tools) -> tuple[Way, _Estimate]:
         ((weight, _estimated(weight)) for weight in tools.loops.weigh(plane, tools.coder)),
         key=lambda each: each[1].size,
     )
-    return Way(best.size != len(plane), best.bits, best.offset), estimate
+    return Way(best.bits != WHOLE or best.size != len(plane), best.bits, best.offset), estimate
 
 
 def _estimated(weight: Weight) -> _Estimate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from ckptstore.format.codecs.compiled.source.compiling import Helper, given, helping, read
@@ -44,7 +45,7 @@ def coding() -> Helper:
             same &= part[place] == part[0]
         if same or part.size == 0:
             return min(part.size, 1)
-        length: int = compress(context, out.ctypes.data, out.size, part.ctypes.data, part.size)
+        length: Any = np.int64(compress(context, out.ctypes.data, out.size, part.ctypes.data, part.size))
         return length if length < SCARCE * part.size else part.size
 
     return helping(code, types.int64(types.uint64, read(1), given(1)))
