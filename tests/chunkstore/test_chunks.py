@@ -3,7 +3,6 @@ import re
 import signal
 import threading
 import time
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from ckptstore.format import packs
 from ckptstore.format.version import StoreConfig
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.faults import FailNth, Latency, Recording
+from ckptstore.testing.memory import peak_of
 
 CONFIG = StoreConfig(format=1, id="s" * 32, digest="xxh3_128", chunk_bytes=4096, created=1.0)
 
@@ -370,15 +370,10 @@ def test_a_budget_below_one_chunk_is_refused(chunks):
     assert get(chunks, digests, [3000], budget=1) != []  # straight into the destination, nothing is held
 
 
-def peak_of(work):
-    """The most bytes that Python held at once during `work`, beyond those before it."""
-    work()  # what is cached at the first time is not what is asked
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+def later_peak_of(work):
+    """Beside what is cached at the first time."""
+    work()
+    return peak_of(work)
 
 
 SIZE = 256 << 10
@@ -394,7 +389,7 @@ def test_a_fetch_holds_no_more_than_its_budget(chunks, monkeypatch, random_bytes
     digests, _, _ = put(chunks, data)
     wishes = [Fetch(digest, SIZE, "", deliver=lambda _: time.sleep(0.0002)) for digest in digests]
     for budget in (2 * SIZE, 5 * SIZE):
-        assert peak_of(lambda budget=budget: chunks.fetch(wishes, budget=budget)) < budget + NOISE
+        assert later_peak_of(lambda budget=budget: chunks.fetch(wishes, budget=budget)) < budget + NOISE
 
 
 @pytest.mark.parametrize("copied", [True, False])
@@ -411,7 +406,7 @@ def test_a_writer_holds_a_few_packs_and_a_window_of_copies(tmp_path, monkeypatch
             sink.write(Piece(memoryview(chunk), copied) for chunk in fresh)
             sink.finish()
 
-    assert peak_of(write) < NOISE + (3 * target + window if copied else 0)
+    assert later_peak_of(write) < NOISE + (3 * target + window if copied else 0)
 
 
 def test_near_chunks_are_read_together(tmp_path):

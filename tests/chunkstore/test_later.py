@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from ckptstore.chunkstore.later import Later
 from ckptstore.format.codecs import tools
 from ckptstore.format.codecs.making import MAKING
 from ckptstore.format.codecs.pool import Pool
+from ckptstore.testing.memory import peak_of
 
 
 class Slow:
@@ -127,3 +129,20 @@ def test_commits_and_checkouts_do_not_wait_for_numba(tmp_path, monkeypatch):
     assert not [made for made in slow.made if later.get(slow, *made)]
     slow.go_on.set()
     later.settle()
+
+
+def test_memory_that_a_call_takes_is_measured_once_nothing_is_compiled(monkeypatch):
+    begun = threading.Event()
+
+    def make():
+        begun.set()
+        for _ in range(20):
+            held = bytearray(1 << 24)
+            time.sleep(0.01)
+        return len(held)
+
+    later = Later("this")
+    monkeypatch.setattr("ckptstore.testing.memory.LOOPS", later)
+    later.get(make)
+    assert begun.wait(60)
+    assert peak_of(lambda: time.sleep(0.1)) < 1 << 20

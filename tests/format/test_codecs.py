@@ -1,6 +1,5 @@
 import random
 import struct
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -15,6 +14,7 @@ from ckptstore.format.codecs import RAW, ZSTD, Form, codec_numbered
 from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.words import BLOCK_WORDS
+from ckptstore.testing.memory import peak_of
 from tests.format.test_unpacking import only
 
 PLANES, DELTA = codec_numbered(2), codec_numbered(3)
@@ -198,15 +198,6 @@ def refused(payload, length):
     out = memoryview(bytearray(length))
     with pytest.raises(CorruptData, match="does not hold"):
         PLANES.decode(memoryview(payload), out)
-
-
-def peak_of(act):
-    tracemalloc.start()
-    try:
-        act()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("form", [Form(), Form(2, True), Form(4, True), Form(8, True)], ids=str)

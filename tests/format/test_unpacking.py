@@ -1,7 +1,6 @@
 """However words were cut and coded, they come back, by numpy and by numba; and damage is told of by both."""
 
 import math
-import tracemalloc
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
@@ -25,6 +24,7 @@ from ckptstore.format.codecs.pool import Pool
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE
 from ckptstore.format.codecs.unpacking import Unpacking
 from ckptstore.format.codecs.words import BLOCK_WORDS, WIDTHS, word_type
+from ckptstore.testing.memory import peak_of
 
 COUNTS = st.integers(1, 300) | st.sampled_from([BLOCK_WORDS - 1, BLOCK_WORDS + 3, 20 * BLOCK_WORDS + 5])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -167,20 +167,9 @@ def test_no_payload_makes_much_be_decoded_at_once():
     payload = memoryview(pack(plan, len(words), alternating, memoryview(b"")))
     for loops in (Loops, CompiledLoops):
         out = memoryview(bytearray(words.nbytes))
-        with only(loops), traced() as peak:
-            Unpacking(payload, out).run()
+        with only(loops):
+            assert peak_of(Unpacking(payload, out).run) < 10 << 20
         assert out == words.tobytes()
-        assert peak() < 10 << 20
-
-
-@contextmanager
-def traced():
-    """What tells the most bytes that Python held at once until then."""
-    tracemalloc.start()
-    try:
-        yield lambda: tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 class Refusing(Loops):
@@ -249,7 +238,7 @@ def test_decoding_holds_no_more_than_readers_reckon_with(loops, kind, related):
     with only(loops):
         decode(memoryview(made.payload), out)  # loops are compiled
     out[:] = base
-    with only(loops), traced() as peak:
-        decode(memoryview(made.payload), out)
-        assert peak() <= decoding_bytes([unwritten(b"", len(raw), len(raw))])
+    with only(loops):
+        peak = peak_of(lambda: decode(memoryview(made.payload), out))
+    assert peak <= decoding_bytes([unwritten(b"", len(raw), len(raw))])
     assert out == raw

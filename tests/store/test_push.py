@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -49,6 +48,7 @@ from ckptstore.testing.audit import (
 from ckptstore.testing.catalog_faults import failing_catalog
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import FailNth, Latency, Recording
+from ckptstore.testing.memory import peak_of
 from ckptstore.testing.states import STATES
 
 STEPS = 4
@@ -280,10 +280,7 @@ def test_a_push_holds_a_few_packs_and_batches(tmp_path, targets, monkeypatch, ki
         for step in range(2):
             source.commit({"w": torch.rand(whole // 4)}, step=step)
         source.push(slow, 0)
-        tracemalloc.start()
-        source.push(slow, 1)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+        peak = peak_of(lambda: source.push(slow, 1))
         assert peak < 3 * pack + 3 * batch + SIZE < whole / 2
         assert_same(target.checkout(1), source.checkout(1))
 
