@@ -143,8 +143,7 @@ class ChunkWriter:
                 piece.loan.end()
         if fresh:
             self.store(dict(zip(fresh, lasting, strict=True)))
-        steady = {digest for digest, piece in looked if not piece.likely_new}
-        if self._builder.size >= _SOON and (not fresh or (steady and steady.isdisjoint(fresh))):
+        if self._builder.size >= _SOON and _is_quiet(looked, fresh):
             self._put_pack()
         return digests
 
@@ -267,6 +266,12 @@ class ChunkWriter:
     def _put(self, key: str, parts: Sequence[Buffer], size: int) -> None:
         with self._encoder.pace.putting(size):
             self._storage.put(key, parts)
+
+
+def _is_quiet(looked: Iterable[_Item], fresh: Mapping[bytes, Piece]) -> bool:
+    """Whether nothing was new, or some of it looked steady, and all of that was."""
+    steady = {digest for digest, piece in looked if not piece.likely_new}
+    return not fresh or (bool(steady) and steady.isdisjoint(fresh))
 
 
 def _keep(group: list[Piece]) -> list[Piece]:
