@@ -34,7 +34,7 @@ class Fetch(msgspec.Struct, frozen=True):  # which Python's collector need not l
         label: what it belongs to, for messages.
         out: where its bytes go, when that is `size` bytes of plain memory; an array where there are many wishes, since
             Python's collector looks at views and not at arrays.
-        deliver: otherwise, who gets them, in any thread; the buffer is only valid during the call.
+        deliver: otherwise, who gets them, in any thread; the buffer is only valid until the scratch memory settles.
         relay: who gets where the chunk lies, its encoded payload and its bytes, when he stores it again as it is.
     """
 

@@ -6,12 +6,22 @@ import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+Memory = memoryview | mmap.mmap
+
 
 class Scratch:
-    """As many buffers as were in use at once, each as large as what was most in it."""
+    """As many buffers as were in use at once, each as large as what was most in it.
 
-    def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
+    Args:
+        fresh: makes one of at least a size, where memory of the usual kind does not do.
+        settle: called before one is used again; returns once nobody looks at it any more.
+    """
+
+    def __init__(
+        self, fresh: Callable[[int], Memory] | None = None, settle: Callable[[], object] = lambda: None
+    ) -> None:
+        self._fresh, self._settle = fresh or _fresh, settle
+        self._free: list[Memory] = []
 
     @contextmanager
     def lent(self, size: int) -> Iterator[Callable[[int], memoryview]]:
@@ -19,9 +29,9 @@ class Scratch:
         try:
             buffer = self._free.pop()  # atomic, where looking first would not be
         except IndexError:
-            buffer = _fresh(size)
+            buffer = self._fresh(size)
         if len(buffer) < size:
-            buffer = _fresh(size)
+            buffer = self._fresh(size)
         end = 0
 
         def take(count: int) -> memoryview:
@@ -32,6 +42,7 @@ class Scratch:
         try:
             yield take
         finally:
+            self._settle()
             self._free.append(buffer)
 
 

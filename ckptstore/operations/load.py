@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ckptstore.chunkstore import ChunkStore, Fetch
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.needs import granted, share
+from ckptstore.chunkstore.scratch import Scratch
 from ckptstore.errors import CorruptData, StateError
 from ckptstore.format.codecs.words import Plane
 from ckptstore.format.grid import Grid, Index, extents, grid_of
@@ -109,13 +110,15 @@ def _reached(job: Filling) -> Filling:
 
 
 def _fill(chunks: ChunkStore, jobs: Sequence[Filling], budget: int | None, beside: int, advance: Advance) -> None:
-    most = _most_under_way(jobs, budget)
+    there = [_on_device(job) for job in jobs]
+    most = _most_under_way([job for job, flat in zip(jobs, there, strict=True) if flat is None], budget)
     uploads = Uploads([job.target for job in jobs], most)
-    wishes = [wish for job in jobs if job.entry.chunks for wish in _fetches(job, chunks, uploads)]
+    scratch = Scratch(uploads.memory, uploads.finish) if uploads.needed else None
+    wishes = [wish for job, flat in zip(jobs, there, strict=True) for wish in _fetches(job, flat, chunks, uploads)]
     for job in jobs:
         mark_changed(job.target)
     try:
-        chunks.fetch(wishes, budget=budget, beside=beside + most, advance=advance)
+        chunks.fetch(wishes, budget=budget, beside=beside + most, advance=advance, scratch=scratch)
         for job in jobs:
             if not job.entry.chunks:
                 _place_inline(job, uploads)
@@ -124,7 +127,7 @@ def _fill(chunks: ChunkStore, jobs: Sequence[Filling], budget: int | None, besid
 
 
 def _most_under_way(jobs: Sequence[Filling], budget: int | None) -> int:
-    """The part of the budget for what is on its way to devices."""
+    """The part of the budget for what is on its way to devices beside the memory that chunks are read to."""
     there = [job for job in jobs if lane_of_array(job.target) is not None]
     largest = max((prod(job.entry.chunk_shape) * job.target.itemsize for job in there), default=0)
     granted(budget, largest, "one chunk")
@@ -153,22 +156,38 @@ def _place_inline(job: Filling, uploads: Uploads) -> None:
         _place(uploads, target, entry, dtype, entry.shape, part, memoryview(entry.inline))
 
 
-def _fetches(job: Filling, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fetch]:
+def _fetches(job: Filling, flat: torch.Tensor | None, chunks: ChunkStore, uploads: Uploads) -> Iterator[Fetch]:
+    if not job.entry.chunks:
+        return
     entry, target, selection, label = job.entry, job.target, job.selection, job.label
     grid = grid_of(entry.shape, entry.chunk_shape)
+    digests = chunk_digests(entry, chunks.digest.size)
+    if flat is not None:
+        yield from _uploaded(flat, grid.sizes(entry.itemsize), digests, label, uploads)
+        return
     dtype, there = cast_from(entry, target), lane_of_array(target) is not None
     plain = writable_array(target) if not there and dtype is None else None
+    if plain is not None and _lies_alike(job, grid):
+        yield from _pieces(plain, grid.sizes(entry.itemsize), digests, label)
+        return
     place = partial(_place, uploads, target, entry, dtype)
-    digests = chunk_digests(entry, chunks.digest.size)
-    if dtype is None and selection.full_shape == entry.shape and grid.is_consecutive:
-        if plain is not None:
-            yield from _pieces(plain, grid.sizes(entry.itemsize), digests, label)
-            return
-        if there and isinstance(target, torch.Tensor) and is_row_major(target):
-            yield from _uploaded(flat_bytes(target), grid.sizes(entry.itemsize), digests, label, uploads)
-            return
     for part in selection.parts(grid):
         yield _array_fetch(entry, place, plain, part, grid, digests[part.number], selection.full_shape, label)
+
+
+def _lies_alike(job: Filling, grid: Grid) -> bool:
+    """Whether the elements of a target in row-major order are those of the chunks, one behind the other."""
+    return job.selection.full_shape == job.entry.shape and grid.is_consecutive
+
+
+def _on_device(job: Filling) -> torch.Tensor | None:
+    """The bytes of a target that lies on a device and takes its chunks as they are; else None."""
+    entry, target = job.entry, job.target
+    if not entry.chunks or lane_of_array(target) is None or cast_from(entry, target) is not None:
+        return None
+    assert isinstance(target, torch.Tensor)
+    alike = is_row_major(target) and _lies_alike(job, grid_of(entry.shape, entry.chunk_shape))
+    return flat_bytes(target) if alike else None
 
 
 def _array_fetch(

@@ -20,9 +20,10 @@ from ckptstore.state.tensors import Array, copy_into_box
 
 
 class Uploads:
-    """At most `most` bytes at once, or one chunk if that is larger. Safe for threads.
+    """They come behind what the current queues of the targets' devices were given before this was made.
 
-    They come behind what the current queues of the targets' devices were given before this was made.
+    What is written, and not sent as it is, takes at most `most` bytes at once, or one chunk if that is larger. Safe for
+    threads.
     """
 
     def __init__(self, targets: Iterable[Array], most: int) -> None:
@@ -46,16 +47,24 @@ class Uploads:
             write_cast(pinned.view(target.dtype), (0,), (count,), data, dtype)
             self._submit(lane, partial(copy_into_box, target, start, stop, pinned), target, len(pinned))
 
+    @property
+    def needed(self) -> bool:
+        """Whether any target lies on a device."""
+        return bool(self._lanes)
+
     def send(self, target: Tensor, data: memoryview) -> None:
-        """As many bytes to a flat part of a device's memory, likewise."""
+        """As many bytes to a flat part of a device's memory; the buffer stays as it is until `finish` was called."""
         lane = lane_of(target)
         assert lane is not None
-        with self._pinned(lane, len(data)) as pinned:
-            pinned.numpy()[:] = data
-            self._submit(lane, partial(target.copy_, pinned, non_blocking=True), target, len(pinned))
+        source = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)
+        lane.submit(partial(target.copy_, source, non_blocking=True), [target])
+
+    def memory(self, size: int) -> memoryview:
+        """As many bytes of the host, from where devices fetch by themselves what is sent."""
+        return next(iter(self._lanes)).pinned(size).numpy().data
 
     def finish(self) -> None:
-        """Wait until everything is there."""
+        """Wait until everything is there that was given before."""
         for lane in self._lanes:
             lane.mark().wait()
 
