@@ -50,17 +50,18 @@ class Meter:
             return self.rate.taken, self.rate.seconds
 
     @contextmanager
-    def measuring(self, size: int) -> Iterator[None]:
-        """Around what is done with some bytes."""
+    def measuring(self, size: int) -> Iterator[list[int]]:
+        """Around what is done with some bytes; the lengths of what comes out go into the list, if not as many do."""
+        made: list[int] = []
         with self._lock:
             if not self._active:
                 self._since = self._clock()
             self._active += 1
         try:
-            yield
+            yield made
         finally:
             with self._lock:
                 now = self._clock()
-                self.rate.add(size, size, now - self._since)
+                self.rate.add(size, sum(made) if made else size, now - self._since)
                 self._since = now
                 self._active -= 1

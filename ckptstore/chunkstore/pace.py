@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from ckptstore.format.codecs import Effort
-from ckptstore.locks import Lock
 from ckptstore.rates import Clock, Meter, Rate
 
 _EFFORTS: tuple[Effort, ...] = ("best", "fast", "light")
@@ -36,9 +34,8 @@ class Pace:
     """
 
     def __init__(self, *, far: bool, clock: Clock = time.perf_counter) -> None:
-        self._far, self._clock = far, clock
-        self._lock = Lock()
-        self._efforts = {effort: _guess(*guess) for effort, guess in _GUESSES.items()}
+        self._far = far
+        self._efforts = {effort: Meter(_guess(*guess), clock) for effort, guess in _GUESSES.items()}
         self._puts = Meter(_guess(_FAR if far else _NEAR, 1.0), clock)
 
     def __reduce__(self) -> tuple[partial[Pace], tuple[()]]:
@@ -57,20 +54,15 @@ class Pace:
         writing = written.seconds / written.taken
         if effort == "light":
             return writing
-        seen = self._efforts[effort]
+        seen = self._efforts[effort].rate
         worth = _WORTH_FAR if self._far else _WORTH_NEAR
         return max(worth * seen.seconds / seen.taken, writing * seen.made / seen.taken)
 
-    @contextmanager
-    def encoding(self, effort: Effort, taken: int) -> Iterator[list[int]]:
-        """Around the encoding of some bytes; the lengths of what comes out are to be put into the list."""
-        start, made = self._clock(), list[int]()
-        yield made
-        if effort in self._efforts:
-            with self._lock:
-                self._efforts[effort].add(taken, sum(made), self._clock() - start)
+    def encoding(self, effort: Effort, taken: int) -> AbstractContextManager[list[int]]:
+        """Around the encoding of some bytes, by any thread; the lengths of what comes out go into the list."""
+        return self._efforts[effort].measuring(taken) if effort in self._efforts else nullcontext([])
 
-    def putting(self, size: int) -> AbstractContextManager[None]:
+    def putting(self, size: int) -> AbstractContextManager[list[int]]:
         """Around the writing of an object; several may be written at once."""
         return self._puts.measuring(size)
 

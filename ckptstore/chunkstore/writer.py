@@ -1,8 +1,8 @@
 """Chunks on their way in: digest → look up and pin → encode what is new → pack → put.
 
 Work goes in windows, so that the catalog is asked rarely; packs are put in the background while the next window is
-hashed. What a writer holds beyond the caller's own memory is bounded: packs in flight, the pack being built, and
-one window of copies.
+hashed, and a batch of chunks is encoded while the one before goes into its pack. What a writer holds beyond the
+caller's own memory is bounded: packs in flight, the pack being built, two batches, and one window of copies.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Self, TypeVar
 
 from ckptstore.catalog.records import ChunkLocation, NewPack
@@ -182,18 +183,19 @@ class ChunkWriter:
         turning = turns(self._derivations(fresh), self._encoder.reliance)
         near: dict[bytes, ChunkLocation] | None = None
         pile = Pile(self._encoder.way)
+        ahead: Iterable[NewChunk] = ()
         for batch in _together(fresh.items(), _WINDOW_COPIES, _WINDOW_CHUNKS):
             self._advance(0)
             effort = self._encoder.effort()
             if near is None and effort == "best":
                 near = self._encoder.near(fresh, self._claims.pin)
             rests_on = (near or {}) if effort == "best" else {}
-            with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in batch)) as sizes:
-                made = self._encoded(batch, effort, rests_on, turning)
-                if turning.now:
-                    made = self._lighter(made, pile, batch, effort, rests_on, turning)
-                sizes += [len(chunk.payload) for chunk in made]
-            self._take(made)
+            under_way = self._encoded(batch, effort, rests_on, turning)
+            if turning.now:
+                under_way = self._lighter(under_way, pile, batch, effort, rests_on, turning)
+            self._take(ahead)
+            ahead = under_way
+        self._take(ahead)
 
     def _derivations(self, fresh: Mapping[bytes, Piece]) -> dict[bytes, Derivation]:
         made = {digest for digest, piece in fresh.items() if piece.made}
@@ -209,28 +211,42 @@ class ChunkWriter:
         effort: Effort,
         near: Mapping[bytes, ChunkLocation],
         turning: Turns,
+    ) -> Iterable[NewChunk]:
+        """The chunks of a batch, at which threads are from here on."""
+        parts = _together(batch, _WINDOW_COPIES // _WORKERS, _BATCH_CHUNKS)
+        work = partial(self._encode, effort=effort, near=near, turning=turning)
+        return chain.from_iterable(self._workers.map(work, parts))
+
+    def _encode(
+        self,
+        group: Sequence[tuple[bytes, Piece]],
+        effort: Effort,
+        near: Mapping[bytes, ChunkLocation],
+        turning: Turns,
     ) -> list[NewChunk]:
-        parts = _together(batch, _BATCH_BYTES, _BATCH_CHUNKS)
-        work = partial(encode, encoder=self._encoder, effort=effort, near=near, turns=turning)
-        return [chunk for part in self._workers.map(work, parts) for chunk in part]
+        with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in group)) as sizes:
+            made = encode(group, self._encoder, effort, near, turning)
+            sizes += [len(chunk.payload) for chunk in made]
+        return made
 
     def _lighter(
         self,
-        made: Sequence[NewChunk],
+        begun: Iterable[NewChunk],
         pile: Pile,
         batch: Sequence[tuple[bytes, Piece]],
         effort: Effort,
         near: Mapping[bytes, ChunkLocation],
         turning: Turns,
-    ) -> list[NewChunk]:
+    ) -> Iterator[NewChunk]:
         """The chunks, those encoded again that rest on too much."""
+        made = list(begun)
         heavy = pile.heavy(made, near)
         self._encoder.reliance.release(sum(turning.now[digest].added for digest in heavy & turning.now.keys()))
         again = self._encoded([item for item in batch if item[0] in heavy], effort, near, turning._replace(now={}))
         instead = {chunk.digest: chunk for chunk in again}
-        return [instead.get(chunk.digest, chunk) for chunk in made]
+        yield from (instead.get(chunk.digest, chunk) for chunk in made)
 
-    def _take(self, made: Sequence[NewChunk]) -> None:
+    def _take(self, made: Iterable[NewChunk]) -> None:
         for chunk in made:
             self._bases.update(split_digests(chunk.base, len(chunk.digest)))
             for location in chunk.below:

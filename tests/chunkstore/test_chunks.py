@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.records import NewCommit
 from ckptstore.chunkstore import ChunkStore, Fetch, Piece, jobs, reader, writer
+from ckptstore.chunkstore.deriving import encode
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import BudgetTooSmall, CkptStoreError, CorruptData, MissingData, StepExists, StorageError
 from ckptstore.format import packs
@@ -250,6 +251,78 @@ def test_windows_and_batches_lose_nothing(chunks, monkeypatch, limit):
     data = [os.urandom(50) for _ in range(20)]
     digests, _, _ = put(chunks, data)
     assert get(chunks, digests, [50] * 20) == data
+
+
+def test_all_threads_encode_one_batch(chunks, monkeypatch):
+    monkeypatch.setattr(writer, "_WORKERS", 4)
+    monkeypatch.setattr(writer, "_WINDOW_COPIES", 4000)
+    together = threading.Barrier(4, timeout=20)
+
+    def watched(*args, **options):
+        together.wait()
+        return encode(*args, **options)
+
+    monkeypatch.setattr(writer, "encode", watched)
+    data = [bytes([number]) * 1000 for number in range(8)]
+    digests, own, _ = put(chunks, data, copied=False)
+    assert get(chunks, digests, [1000] * 8) == data
+    assert [frame.digest for frame in own[0].chunks] == digests
+
+
+def test_a_batch_is_encoded_while_the_one_before_goes_into_its_pack(chunks, monkeypatch):
+    monkeypatch.setattr(writer, "_WINDOW_COPIES", 1000)
+    begun: list[int] = []
+    second, append = threading.Event(), writer.ChunkWriter.append
+
+    def watched(*args, **options):
+        begun.append(1)
+        if len(begun) == 2:
+            second.set()
+        return encode(*args, **options)
+
+    def appended(sink, chunk):
+        assert second.wait(20), "nothing is encoded meanwhile"
+        append(sink, chunk)
+
+    monkeypatch.setattr(writer, "encode", watched)
+    monkeypatch.setattr(writer.ChunkWriter, "append", appended)
+    data = [bytes([number]) * 1000 for number in range(4)]
+    digests, own, _ = put(chunks, data, copied=False)
+    assert get(chunks, digests, [1000] * 4) == data
+    assert [frame.digest for frame in own[0].chunks] == digests
+
+
+def test_no_more_than_two_batches_are_encoded_ahead(chunks, monkeypatch):
+    monkeypatch.setattr(writer, "_WINDOW_COPIES", 1000)
+    most, ahead, append = [0], [0], writer.ChunkWriter.append
+
+    def watched(*args, **options):
+        ahead[0] += 1
+        most[0] = max(most[0], ahead[0])
+        return encode(*args, **options)
+
+    def appended(sink, chunk):
+        time.sleep(0.01)
+        ahead[0] -= 1
+        append(sink, chunk)
+
+    monkeypatch.setattr(writer, "encode", watched)
+    monkeypatch.setattr(writer.ChunkWriter, "append", appended)
+    put(chunks, [bytes([number]) * 1000 for number in range(20)], copied=False)
+    assert most == [2]
+
+
+def test_what_fails_to_be_encoded_is_told(chunks, monkeypatch):
+    monkeypatch.setattr(writer, "_WINDOW_COPIES", 1000)
+
+    def failing(group, *args, **options):
+        if bytes(group[0][1].data[:1]) == b"\x03":
+            raise MemoryError("no room")
+        return encode(group, *args, **options)
+
+    monkeypatch.setattr(writer, "encode", failing)
+    with pytest.raises(MemoryError, match="no room"):
+        put(chunks, [bytes([number]) * 1000 for number in range(8)], copied=False)
 
 
 def test_windows_grow(chunks, monkeypatch):

@@ -73,6 +73,20 @@ def test_a_local_disk_needs_the_cores_itself(write, expected):
     assert seen(Clock(), write=write, fast=(1.2e9, 0.8), best=(3e8, 0.6), far=False).choose() == expected
 
 
+def test_what_threads_encode_at_once_counts_once():
+    clock = Clock()
+    pace = Pace(far=False, clock=clock)
+    for _ in range(64):
+        with pace.encoding("fast", 8 * MIB) as one, pace.encoding("fast", 8 * MIB) as other:
+            clock.now += 16 * MIB / 1e9
+            one.append(6 * MIB)
+            other.append(6 * MIB)
+        put(pace, clock, 1.5e8)
+    assert pace.choose() == "fast"
+    assert pace._efforts["fast"].rate.taken / pace._efforts["fast"].rate.seconds == pytest.approx(1e9, rel=0.01)
+    assert pace._efforts["fast"].rate.made / pace._efforts["fast"].rate.taken == pytest.approx(0.75, rel=0.01)
+
+
 def test_what_changed_is_noticed():
     clock = Clock()
     pace = seen(clock, write=3e9, fast=(2e9, 0.8), best=(5e8, 0.5))
