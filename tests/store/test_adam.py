@@ -10,6 +10,7 @@ from torch import nn
 import ckptstore
 from ckptstore import KeepEvery, Store
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, jobs, writer
+from ckptstore.chunkstore.needs import Way
 from ckptstore.format.manifest import chunk_digests
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import Recording
@@ -393,3 +394,21 @@ def test_numbers_that_are_all_alike(store):
     held = {1: training.snapshot()}
     store.commit(training.state, step=1)
     check(store, held)
+
+
+def test_what_turns_out_too_heavy_to_read_rests_on_less(store, monkeypatch):
+    committed(store, Training(), range(2))
+    assert ADAM in codecs(store)
+    before, is_light, heavy = len(codecs(store)), Way.is_light, []
+
+    def as_it_came_out(way, place, bases):
+        if place.codec == ADAM:
+            heavy.append(place)
+        return place.codec != ADAM and is_light(way, place, bases)
+
+    monkeypatch.setattr(Way, "is_light", as_it_came_out)
+    held = committed(store, Training(), range(2, 5))
+    assert heavy
+    assert ADAM not in codecs(store)[before:]
+    check(store, held)
+    assert store.verify().ok
