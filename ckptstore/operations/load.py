@@ -113,7 +113,8 @@ def _fill(chunks: ChunkStore, jobs: Sequence[Filling], budget: int | None, besid
     there = [_on_device(job) for job in jobs]
     most = _most_under_way([job for job, flat in zip(jobs, there, strict=True) if flat is None], budget)
     uploads = Uploads([job.target for job in jobs], most)
-    scratch = Scratch(uploads.memory, uploads.finish) if uploads.needed else None
+    sent = any(flat is not None for flat in there)
+    scratch = Scratch(uploads.memory, uploads.finish) if sent else None
     wishes = [wish for job, flat in zip(jobs, there, strict=True) for wish in _fetches(job, flat, chunks, uploads)]
     for job in jobs:
         mark_changed(job.target)

@@ -47,11 +47,6 @@ class Uploads:
             write_cast(pinned.view(target.dtype), (0,), (count,), data, dtype)
             self._submit(lane, partial(copy_into_box, target, start, stop, pinned), target, len(pinned))
 
-    @property
-    def needed(self) -> bool:
-        """Whether any target lies on a device."""
-        return bool(self._lanes)
-
     def send(self, target: Tensor, data: memoryview) -> None:
         """As many bytes to a flat part of a device's memory; the buffer stays as it is until `finish` was called."""
         lane = lane_of(target)
