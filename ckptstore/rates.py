@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ class Meter:
     def __init__(self, rate: Rate, clock: Clock = time.perf_counter) -> None:
         self.rate, self._clock = rate, clock
         self._lock = Lock()
+        self._process = os.getpid()
         self._active = 0
         self._since = 0.0
 
@@ -51,17 +53,32 @@ class Meter:
 
     @contextmanager
     def measuring(self, size: int) -> Iterator[list[int]]:
-        """Around what is done with some bytes; the lengths of what comes out go into the list, if not as many do."""
+        """Around what is done with some bytes; the lengths of what comes out go into the list, if not as many do.
+
+        What fails does not count.
+        """
         made: list[int] = []
+        self._begin()
+        try:
+            yield made
+        except BaseException:
+            self._end()
+            raise
+        seconds = self._end()
         with self._lock:
+            self.rate.add(size, sum(made) if made else size, seconds)
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._process != os.getpid():  # threads that were at it stayed behind in a fork
+                self._process, self._active = os.getpid(), 0
             if not self._active:
                 self._since = self._clock()
             self._active += 1
-        try:
-            yield made
-        finally:
-            with self._lock:
-                now = self._clock()
-                self.rate.add(size, sum(made) if made else size, now - self._since)
-                self._since = now
-                self._active -= 1
+
+    def _end(self) -> float:
+        """Seconds since another one began or ended."""
+        with self._lock:
+            before, self._since = self._since, self._clock()
+            self._active -= 1
+            return self._since - before

@@ -142,12 +142,13 @@ class Encoder:
         for digest, piece in group:
             base = near.get(digest)
             raw = None if base is None else bases.get(base.digest)
-            share = min(HALF, self.reliance.share) if digest in waiting else self.reliance.share
-            made = encode(piece.data, piece.form, raw, effort, share)
+            asked = 0 if raw is None else len(piece.data)
+            share = self.reliance.ask(asked)
+            made = encode(piece.data, piece.form, raw, effort, min(HALF, share) if digest in waiting else share)
             chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
             if base is not None and made.uses_base:
                 chunk = chunk._replace(base=base.digest, below=[base])
-            self.reliance.tell(len(piece.data), made.alone, made.added)
+            self.reliance.tell(len(piece.data), made.alone, made.added, asked)
             found.append(chunk)
         return found
 

@@ -22,7 +22,7 @@ class Reliance:
     """Of one commit, whose chunks several threads encode."""
 
     def __init__(self) -> None:
-        self._all = self._told = 0
+        self._all = self._told = self._asked = 0
         self._alone = self._added = self._computed = 0.0
         self._lock = Lock()
 
@@ -34,14 +34,22 @@ class Reliance:
             level = self._level()
         return next((share for limit, share in limits.items() if level <= limit), NONE)
 
+    def ask(self, size: int) -> float:
+        """The `share` for a difference of so many raw bytes, which counts as one that is taken until it is told."""
+        with self._lock:
+            share = self.share
+            self._asked += size
+        return share
+
     def expect(self, size: int) -> None:
         """So many raw bytes come."""
         with self._lock:
             self._all += size
 
-    def tell(self, size: int, alone: float, added: float) -> None:
-        """A chunk of so many raw bytes is encoded; see `Encoded`."""
+    def tell(self, size: int, alone: float, added: float, asked: int = 0) -> None:
+        """A chunk of so many raw bytes is encoded, of which so many were `asked` for; see `Encoded`."""
         with self._lock:
+            self._asked -= asked
             self._told += size
             self._alone += size * alone
             self._added += size * added
@@ -63,4 +71,4 @@ class Reliance:
         if not self._all:
             return 0.0
         coming = max(self._all - self._told, 0)
-        return (self._computed + more) / self._all + self._added / (self._alone + _USUAL * coming)
+        return (self._computed + more) / self._all + (self._added + self._asked) / (self._alone + _USUAL * coming)

@@ -110,9 +110,10 @@ def _reached(job: Filling) -> Filling:
 
 
 def _fill(chunks: ChunkStore, jobs: Sequence[Filling], budget: int | None, beside: int, advance: Advance) -> None:
-    there = [_on_device(job) for job in jobs]
-    most = _most_under_way([job for job, flat in zip(jobs, there, strict=True) if flat is None], budget)
-    uploads = Uploads([job.target for job in jobs], most)
+    there = [_on_device(job, chunks) for job in jobs]
+    moved = [job for job, flat in zip(jobs, there, strict=True) if flat is None and job.entry.chunks]
+    most = _most_under_way(moved, budget)
+    uploads = Uploads([job.target for job in jobs], most or share(budget, 0))
     sent = any(flat is not None for flat in there)
     scratch = Scratch(uploads.memory, uploads.finish) if sent else None
     wishes = [wish for job, flat in zip(jobs, there, strict=True) for wish in _fetches(job, flat, chunks, uploads)]
@@ -181,10 +182,13 @@ def _lies_alike(job: Filling, grid: Grid) -> bool:
     return job.selection.full_shape == job.entry.shape and grid.is_consecutive
 
 
-def _on_device(job: Filling) -> torch.Tensor | None:
-    """The bytes of a target that lies on a device and takes its chunks as they are; else None."""
+def _on_device(job: Filling, chunks: ChunkStore) -> torch.Tensor | None:
+    """The bytes of a target that lies on a device and takes its chunks as they are read; else None.
+
+    What is sealed is opened to memory of its own, which a device does not reach.
+    """
     entry, target = job.entry, job.target
-    if not entry.chunks or lane_of_array(target) is None or cast_from(entry, target) is not None:
+    if not entry.chunks or lane_of_array(target) is None or cast_from(entry, target) is not None or chunks.sealer:
         return None
     assert isinstance(target, torch.Tensor)
     alike = is_row_major(target) and _lies_alike(job, grid_of(entry.shape, entry.chunk_shape))

@@ -51,12 +51,15 @@ class Uploads:
         """As many bytes to a flat part of a device's memory; the buffer stays as it is until `finish` was called."""
         lane = lane_of(target)
         assert lane is not None
-        source = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)
+        source = torch.frombuffer(data, dtype=torch.uint8)
         lane.submit(partial(target.copy_, source, non_blocking=True), [target])
 
     def memory(self, size: int) -> memoryview:
-        """As many bytes of the host, from where devices fetch by themselves what is sent."""
-        return next(iter(self._lanes)).pinned(size).numpy().data
+        """At least as many bytes of the host, from where devices fetch by themselves what is sent.
+
+        A power of two, as what is pinned for CUDA is anyway: what is a little larger goes there the next time.
+        """
+        return next(iter(self._lanes)).pinned(1 << max(size - 1, 0).bit_length()).numpy().data
 
     def finish(self) -> None:
         """Wait until everything is there that was given before."""

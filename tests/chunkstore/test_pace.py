@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 
 import pytest
@@ -85,6 +86,33 @@ def test_what_threads_encode_at_once_counts_once():
     assert pace.choose() == "fast"
     assert pace._efforts["fast"].rate.taken / pace._efforts["fast"].rate.seconds == pytest.approx(1e9, rel=0.01)
     assert pace._efforts["fast"].rate.made / pace._efforts["fast"].rate.taken == pytest.approx(0.75, rel=0.01)
+
+
+def test_what_fails_does_not_count():
+    clock = Clock()
+    pace = seen(clock, write=1e9, fast=(3e9, 0.8), best=(5e8, 0.5))
+    before = pace._efforts["fast"].rate.taken
+    with pytest.raises(MemoryError), pace.encoding("fast", 16 * MIB):
+        clock.now += 1e-3
+        raise MemoryError
+    assert pace._efforts["fast"].rate.taken == before
+    encode(pace, clock, "fast", (3e9, 0.8))
+    assert pace._efforts["fast"].rate.taken / pace._efforts["fast"].rate.seconds == pytest.approx(3e9, rel=0.05)
+
+
+def test_a_forked_process_waits_for_no_thread_that_stayed_behind():
+    clock = Clock()
+    pace = seen(clock, write=1e9, fast=(3e9, 0.8), best=(5e8, 0.5))
+    with pace.encoding("fast", 16 * MIB):
+        child = os.fork()
+        if not child:
+            for _ in range(64):
+                clock.now += 1
+                encode(pace, clock, "fast", (3e9, 0.8))
+            rate = pace._efforts["fast"].rate
+            os._exit(not 2.8e9 < rate.taken / rate.seconds < 3.2e9)
+        clock.now += 16 * MIB / 3e9
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_changed_is_noticed():

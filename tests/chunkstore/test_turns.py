@@ -75,6 +75,17 @@ def test_what_is_small_is_not_computed(size, computed):
     assert bool(derivations(fresh, lambda _: {older.digest: older}, Way(sealed=False, copies=0))) == computed
 
 
+def test_what_several_threads_ask_at_once_is_bounded():
+    reliance = relied(8 * SIZE)
+    asked = [reliance.ask(SIZE) for _ in range(8)]
+    assert asked[0] == FEW
+    assert asked == sorted(asked, reverse=True)
+    assert asked[-1] == NONE
+    for _ in range(8):
+        reliance.tell(SIZE, 1.6, 0.0, SIZE)
+    assert reliance.share == FEW
+
+
 @pytest.mark.parametrize("size", [SIZE - 4, SIZE + 4])
 def test_nothing_is_computed_from_chunks_of_another_size(size):
     older = ChunkLocation(bytes(16), "pack", 0, size, size, RAW.number)

@@ -905,6 +905,8 @@ def test_what_was_sealed_goes_to_a_device(tmp_path, compression):
         with FakeDevices() as devices, warnings.catch_warnings():
             warnings.simplefilter("error")
             live = {"x": devices.put(torch.zeros(COUNT))}
+            with pytest.raises(BudgetTooSmall, match=f"beside {CHUNK} that"):
+                store.checkout(0, into=live, memory_budget_bytes=2 * CHUNK)
             store.checkout(0, into=live)
         assert_same(live["x"], numbers())
 
@@ -926,6 +928,25 @@ def test_a_budget_that_does_not_do_is_told(store):
         assert not live["x"].any()
         store.checkout(0, into=live, memory_budget_bytes=CHUNK)
         assert torch.equal(live["x"], numbers())
+
+
+def test_scalars_on_a_device_take_nothing_of_a_budget(store):
+    state = {"x": numbers(), "steps": [torch.tensor(float(number)) for number in range(3)]}
+    store.commit(state, step=0)
+    with FakeDevices() as devices:
+        live = {"x": devices.put(torch.zeros(COUNT)), "steps": [devices.put(torch.zeros(())) for _ in range(3)]}
+        store.checkout(0, into=live, memory_budget_bytes=CHUNK)
+    assert_same(live, state)
+
+
+def test_what_is_a_little_larger_is_read_to_memory_that_was_pinned_before(store):
+    state = {f"t{number}": numbers(number)[: 9000 + 100 * number].clone() for number in range(20)}
+    store.commit(state, step=0)
+    with FakeDevices() as devices:
+        live = {name: devices.put(torch.zeros_like(tensor)) for name, tensor in state.items()}
+        store.checkout(0, into=live, memory_budget_bytes=CHUNK)
+        assert devices.lanes[0].crossed <= 2 * CHUNK
+    assert_same(live, state)
 
 
 def test_what_does_not_lie_as_it_was_stored_takes_more_of_a_budget(store):
