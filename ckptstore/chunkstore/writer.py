@@ -214,20 +214,15 @@ class ChunkWriter:
     ) -> Iterable[NewChunk]:
         """The chunks of a batch, at which threads are from here on."""
         parts = _together(batch, _WINDOW_COPIES // _WORKERS, _BATCH_CHUNKS)
-        work = partial(self._encode, effort=effort, near=near, turning=turning)
-        return chain.from_iterable(self._workers.map(work, parts))
+        work = partial(encode, encoder=self._encoder, effort=effort, near=near, turns=turning)
 
-    def _encode(
-        self,
-        group: Sequence[tuple[bytes, Piece]],
-        effort: Effort,
-        near: Mapping[bytes, ChunkLocation],
-        turning: Turns,
-    ) -> list[NewChunk]:
-        with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in group)) as sizes:
-            made = encode(group, self._encoder, effort, near, turning)
-            sizes += [len(chunk.payload) for chunk in made]
-        return made
+        def measured(part: list[_Item]) -> list[NewChunk]:
+            with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in part)) as sizes:
+                made = work(part)
+                sizes += [len(chunk.payload) for chunk in made]
+            return made
+
+        return chain.from_iterable(self._workers.map(measured, parts))
 
     def _lighter(
         self,
