@@ -1,7 +1,8 @@
-"""Cutting a stream of work into groups of bounded size, and waiting for work in threads."""
+"""Cutting a stream of work into groups of bounded size, waiting for work in threads, and ending it early."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -14,6 +15,31 @@ Advance = Callable[[int], None]
 
 def ignore(_: int) -> None:
     """An `Advance` that nobody watches."""
+
+
+class _GivenUp(Exception):
+    """Ends work of which nobody wants to know any more."""
+
+
+class Stopping:
+    """Lets work end early that tells an `Advance`."""
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Let it fail as soon as it has done a little more."""
+        self._stopped.set()
+
+    def watched(self, advance: Advance) -> Advance:
+        """What it is to tell in place of `advance`."""
+
+        def go_on(count: int) -> None:
+            if self._stopped.is_set():
+                raise _GivenUp
+            advance(count)
+
+        return go_on
 
 
 def groups(items: Iterable[T], size_of: Callable[[T], int], most_bytes: int, most_items: int) -> Iterator[list[T]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast, get_args
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.chunkstore.grouping import Advance
+from ckptstore.chunkstore.grouping import Advance, Stopping
 from ckptstore.compiling import uncompiled
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import CommitInFlight, InvalidArgument
@@ -45,32 +45,6 @@ class _Told(NamedTuple):
 
     busy: bool
     apart: bool
-
-
-class _GivenUp(Exception):
-    """Ends a commit of which nobody wants to know any more."""
-
-
-class _Stopping:
-    """Measures a commit that may be told to stop."""
-
-    def __init__(self, measure: Callable[[int], Advance]) -> None:
-        self._measure, self._stopped = measure, threading.Event()
-
-    def stop(self) -> None:
-        """Let the commit fail as soon as it has done a little more."""
-        self._stopped.set()
-
-    def measure(self, total: int) -> Advance:
-        """As what it measures with."""
-        advance = self._measure(total)
-
-        def go_on(count: int) -> None:
-            if self._stopped.is_set():
-                raise _GivenUp
-            advance(count)
-
-        return go_on
 
 
 class Background:
@@ -114,12 +88,12 @@ class Background:
         self.land()  # which may be the parent
         draft = wish.draft()
         flat = self._own_stager().look(wish.flatten())
-        stopping = _Stopping(measure)
+        stopping = Stopping()
         if flat.sharded:
             known = replace(wish, flatten=lambda: flat, draft=lambda: draft)
-            work = partial(commit_together, self._chunks, ranks, known, stopping.measure)
+            work = partial(commit_together, self._chunks, ranks, known, lambda total: stopping.watched(measure(total)))
             return uninterrupted(work, stopping.stop)
-        work = partial(commit, self._chunks, flat, draft, stopping.measure(flat.nbytes))
+        work = partial(commit, self._chunks, flat, draft, stopping.watched(measure(flat.nbytes)))
         return uninterrupted(work, stopping.stop)
 
     @uncompiled

@@ -12,9 +12,10 @@ import torch
 from msgspec.structs import replace
 
 from ckptstore.chunkstore import ChunkStore, Fetch
-from ckptstore.chunkstore.grouping import Advance, ignore
+from ckptstore.chunkstore.grouping import Advance, Stopping, ignore
 from ckptstore.chunkstore.needs import granted, share
 from ckptstore.chunkstore.scratch import Scratch
+from ckptstore.errands import uninterrupted
 from ckptstore.errors import CorruptData, StateError
 from ckptstore.format.codecs.words import Plane
 from ckptstore.format.grid import Grid, Index, extents, grid_of
@@ -119,13 +120,21 @@ def _fill(chunks: ChunkStore, jobs: Sequence[Filling], budget: int | None, besid
     wishes = [wish for job, flat in zip(jobs, there, strict=True) for wish in _fetches(job, flat, chunks, uploads)]
     for job in jobs:
         mark_changed(job.target)
-    try:
-        chunks.fetch(wishes, budget=budget, beside=beside + most, advance=advance, scratch=scratch)
-        for job in jobs:
-            if not job.entry.chunks:
-                _place_inline(job, uploads)
-    finally:
-        uploads.finish()
+
+    def bring(advance: Advance) -> None:
+        try:
+            chunks.fetch(wishes, budget=budget, beside=beside + most, advance=advance, scratch=scratch)
+            for job in jobs:
+                if not job.entry.chunks:
+                    _place_inline(job, uploads)
+        finally:
+            uploads.finish()
+
+    if uploads.lanes:  # on whose way nothing may be any more when an interrupted caller goes on
+        stopping = Stopping()
+        uninterrupted(partial(bring, stopping.watched(advance)), stopping.stop)
+    else:
+        bring(advance)
 
 
 def _most_under_way(jobs: Sequence[Filling], budget: int | None) -> int:
@@ -192,7 +201,8 @@ def _on_device(job: Filling, chunks: ChunkStore) -> torch.Tensor | None:
         return None
     assert isinstance(target, torch.Tensor)
     alike = is_row_major(target) and _lies_alike(job, grid_of(entry.shape, entry.chunk_shape))
-    return flat_bytes(target) if alike else None
+    with torch.inference_mode(mode=False):  # or threads, which are not in that mode, could not write there
+        return flat_bytes(target) if alike else None
 
 
 def _array_fetch(

@@ -24,6 +24,9 @@ class Uploads:
 
     What is written, and not sent as it is, takes at most `most` bytes at once, or one chunk if that is larger. Safe for
     threads.
+
+    Attributes:
+        lanes: of these devices.
     """
 
     def __init__(self, targets: Iterable[Array], most: int) -> None:
@@ -32,8 +35,8 @@ class Uploads:
         self._under_way: deque[tuple[Mark, int]] = deque()
         self._lock = Lock()
         self._turn = Condition(self._lock)
-        self._lanes = {lane for lane in map(lane_of_array, targets) if lane is not None}
-        for lane in self._lanes:
+        self.lanes = {lane for lane in map(lane_of_array, targets) if lane is not None}
+        for lane in self.lanes:
             lane.follow()
 
     def write(self, target: Array, start: Index, stop: Index, data: memoryview, dtype: torch.dtype | None) -> None:
@@ -59,11 +62,11 @@ class Uploads:
 
         A power of two, as what is pinned for CUDA is anyway: what is a little larger goes there the next time.
         """
-        return next(iter(self._lanes)).pinned(1 << max(size - 1, 0).bit_length()).numpy().data
+        return next(iter(self.lanes)).pinned(1 << max(size - 1, 0).bit_length()).numpy().data
 
     def finish(self) -> None:
         """Wait until everything is there that was given before."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.mark().wait()
 
     def _submit(self, lane: Lane, work: Callable[[], object], target: Tensor, size: int) -> None:

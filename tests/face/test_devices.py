@@ -555,6 +555,19 @@ def test_a_first_commit_in_inference_mode_spoils_no_later_one(store):
         assert_same(store.checkout(0)["x"], numbers())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("budget", [None, 4 * CHUNK])
+@pytest.mark.parametrize("within", [False, True])
+def test_tensors_of_inference_mode_take_a_checkout(store, within, budget, dtype):
+    store.commit({"x": numbers(), "y": torch.arange(3)}, step=0)
+    with FakeDevices() as devices:
+        with torch.inference_mode():
+            target = {"x": devices.put(torch.zeros(COUNT, dtype=dtype)), "y": devices.put(torch.zeros(3, dtype=dtype))}
+        with torch.inference_mode(mode=within):
+            store.checkout(0, into=target, allow_cast=True, memory_budget_bytes=budget)
+        assert_same(target, {"x": numbers().to(dtype), "y": torch.arange(3).to(dtype)})
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_the_default_device_of_torch_does_not_matter(store, there):
     state = forms()
