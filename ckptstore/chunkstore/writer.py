@@ -17,12 +17,14 @@ from itertools import chain
 from typing import Self, TypeVar
 
 from ckptstore.catalog.records import ChunkLocation, NewPack
+from ckptstore.chunkstore import windows
 from ckptstore.chunkstore.claims import Claims
 from ckptstore.chunkstore.deriving import Derivation, Pile, Turns, derivations, encode, turns
 from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
 from ckptstore.chunkstore.grouping import Advance, groups, wait_all
 from ckptstore.chunkstore.locations import location_of
 from ckptstore.chunkstore.payloads import Payloads
+from ckptstore.chunkstore.windows import NEIGHBOURS, Item
 from ckptstore.format import packs
 from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs import Effort
@@ -30,22 +32,13 @@ from ckptstore.format.manifest import split_digests
 from ckptstore.storage.base import Storage
 
 T = TypeVar("T")
-_Item = tuple[bytes, Piece]
 
 _WORKERS = min(4, os.cpu_count() or 1)
 _PACKS_IN_FLIGHT = 2
-_WINDOW_BYTES = 1 << 30
-_FIRST_WINDOW_BYTES = 64 << 20
-"""Windows grow: the first packs are put soon, and the catalog is asked rarely all the same."""
 _SOON = 8 << 20
 """From this size on a pack is put before it is full, when nothing new came, or only what was likely to be new."""
-_WINDOW_COPIES = 16 << 20
-_WINDOW_LOANS = 64 << 20
-_WINDOW_CHUNKS = 1 << 12
 _BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 256
-_TOGETHER = 2
-"""How many of the chunks before it a chunk may be made of."""
 
 
 class ChunkWriter:
@@ -93,7 +86,7 @@ class ChunkWriter:
     def write(self, pieces: Iterable[Piece]) -> list[bytes]:
         """The digests of all pieces, in order; those the store does not hold yet are on their way into packs."""
         digests: list[bytes] = []
-        for window in _windows(pieces):
+        for window in windows.cut(pieces):
             digests += self._write_window(window)
         return digests
 
@@ -137,7 +130,7 @@ class ChunkWriter:
         fresh: dict[bytes, Piece] = {}
         for number, (digest, piece) in enumerate(looked):
             if digest not in self._pack_of and digest not in fresh:
-                fresh[digest] = _after(piece, digests[max(0, number - _TOGETHER) : number])
+                fresh[digest] = _after(piece, digests[max(0, number - NEIGHBOURS) : number])
         lasting = self._spread(_keep, fresh.values())
         for _, piece in looked:
             if piece.loan is not None:
@@ -184,7 +177,7 @@ class ChunkWriter:
         near: dict[bytes, ChunkLocation] | None = None
         pile = Pile(self._encoder.way)
         ahead: Iterable[NewChunk] = ()
-        for batch in _together(fresh.items(), _WINDOW_COPIES, _WINDOW_CHUNKS):
+        for batch in windows.together(fresh.items(), windows.COPIES, windows.CHUNKS):
             self._advance(0)
             effort = self._encoder.effort()
             if near is None and effort == "best":
@@ -213,10 +206,10 @@ class ChunkWriter:
         turning: Turns,
     ) -> Iterable[NewChunk]:
         """The chunks of a batch, at which threads are from here on."""
-        parts = _together(batch, _WINDOW_COPIES // _WORKERS, _BATCH_CHUNKS)
+        parts = windows.together(batch, windows.COPIES // _WORKERS, _BATCH_CHUNKS)
         work = partial(encode, encoder=self._encoder, effort=effort, near=near, turns=turning)
 
-        def measured(part: list[_Item]) -> list[NewChunk]:
+        def measured(part: list[Item]) -> list[NewChunk]:
             with self._encoder.pace.encoding(effort, sum(len(piece.data) for _, piece in part)) as sizes:
                 made = work(part)
                 sizes += [len(chunk.payload) for chunk in made]
@@ -279,7 +272,7 @@ class ChunkWriter:
             self._storage.put(key, parts)
 
 
-def _is_quiet(looked: Iterable[_Item], fresh: Mapping[bytes, Piece]) -> bool:
+def _is_quiet(looked: Iterable[Item], fresh: Mapping[bytes, Piece]) -> bool:
     """Whether nothing was new, or some of it looked steady, and all of that was."""
     steady = {digest for digest, piece in looked if not piece.likely_new}
     return not fresh or (bool(steady) and steady.isdisjoint(fresh))
@@ -291,39 +284,3 @@ def _keep(group: list[Piece]) -> list[Piece]:
 
 def _after(piece: Piece, digests: Sequence[bytes]) -> Piece:
     return piece if piece.made is None else piece._replace(before=tuple(digests))
-
-
-def _together(items: Iterable[_Item], most_bytes: int, most_items: int) -> Iterator[list[_Item]]:
-    """Like `groups`; chunks that may be made of each other stay together."""
-    for some in groups(_runs(items), lambda run: sum(len(piece.data) for _, piece in run), most_bytes, most_items):
-        yield [item for run in some for item in run]
-
-
-def _runs(items: Iterable[_Item]) -> Iterator[list[_Item]]:
-    run: list[_Item] = []
-    for item in items:
-        if run and (len(run) > _TOGETHER or not (run[-1][1].goes_on and item[1].made)):
-            yield run
-            run = []
-        run.append(item)
-    if run:
-        yield run
-
-
-def _windows(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Like `groups`, with bounds on what is copied and on loan beside the bound on what is looked at."""
-    window: list[Piece] = []
-    size = copies = loans = 0
-    most = min(_FIRST_WINDOW_BYTES, _WINDOW_BYTES)
-    for piece in pieces:
-        window.append(piece)
-        size += len(piece.data)
-        copies += len(piece.data) if piece.copied else 0
-        loans += len(piece.data) if piece.loan is not None and not piece.likely_new else 0
-        full = size >= most or copies >= _WINDOW_COPIES or loans >= _WINDOW_LOANS
-        if (full or len(window) >= _WINDOW_CHUNKS) and not piece.goes_on:
-            yield window
-            window, size, copies, loans = [], 0, 0, 0
-            most = min(2 * most, _WINDOW_BYTES)
-    if window:
-        yield window

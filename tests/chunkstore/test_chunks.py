@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.records import NewCommit
-from ckptstore.chunkstore import ChunkStore, Fetch, Piece, jobs, reader, writer
+from ckptstore.chunkstore import ChunkStore, Fetch, Piece, jobs, reader, windows, writer
 from ckptstore.chunkstore.deriving import encode
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import BudgetTooSmall, CkptStoreError, CorruptData, MissingData, StepExists, StorageError
@@ -144,7 +144,7 @@ class Lent:
 
 
 def test_what_is_on_loan_is_kept_only_if_it_is_new(chunks, monkeypatch):
-    monkeypatch.setattr(writer, "_WINDOW_LOANS", 2500)
+    monkeypatch.setattr(windows, "_LOANS", 2500)
     data = [os.urandom(1000) for _ in range(9)]
     put(chunks, data[:4])
     lent = [Lent(chunk) for chunk in data]
@@ -159,7 +159,7 @@ def test_what_is_on_loan_is_kept_only_if_it_is_new(chunks, monkeypatch):
 
 
 def test_loans_end_soon(chunks, monkeypatch):
-    monkeypatch.setattr(writer, "_WINDOW_LOANS", 2500)
+    monkeypatch.setattr(windows, "_LOANS", 2500)
     lent = [Lent(os.urandom(1000)) for _ in range(9)]
 
     def lending():
@@ -172,7 +172,7 @@ def test_loans_end_soon(chunks, monkeypatch):
 
 
 def test_what_is_likely_new_is_copied_before_the_catalog_is_asked(chunks, monkeypatch):
-    monkeypatch.setattr(writer, "_WINDOW_LOANS", 2500)
+    monkeypatch.setattr(windows, "_LOANS", 2500)
     data = [os.urandom(1000) for _ in range(9)]
     put(chunks, data[:2])
     lent = [Lent(chunk) for chunk in data]
@@ -243,11 +243,18 @@ def test_progress_adds_up(chunks):
     assert sum(given_back) == 5200
 
 
-@pytest.mark.parametrize(
-    "limit", ["_WINDOW_BYTES", "_WINDOW_COPIES", "_WINDOW_CHUNKS", "_BATCH_BYTES", "_BATCH_CHUNKS"]
-)
-def test_windows_and_batches_lose_nothing(chunks, monkeypatch, limit):
-    monkeypatch.setattr(writer, limit, 2)
+LIMITS = [
+    (windows, "_BYTES"),
+    (windows, "COPIES"),
+    (windows, "CHUNKS"),
+    (writer, "_BATCH_BYTES"),
+    (writer, "_BATCH_CHUNKS"),
+]
+
+
+@pytest.mark.parametrize(("module", "limit"), LIMITS, ids=lambda given: given if isinstance(given, str) else "")
+def test_windows_and_batches_lose_nothing(chunks, monkeypatch, module, limit):
+    monkeypatch.setattr(module, limit, 2)
     data = [os.urandom(50) for _ in range(20)]
     digests, _, _ = put(chunks, data)
     assert get(chunks, digests, [50] * 20) == data
@@ -255,7 +262,7 @@ def test_windows_and_batches_lose_nothing(chunks, monkeypatch, limit):
 
 def test_all_threads_encode_one_batch(chunks, monkeypatch):
     monkeypatch.setattr(writer, "_WORKERS", 4)
-    monkeypatch.setattr(writer, "_WINDOW_COPIES", 4000)
+    monkeypatch.setattr(windows, "COPIES", 4000)
     together = threading.Barrier(4, timeout=20)
 
     def watched(*args, **options):
@@ -270,7 +277,7 @@ def test_all_threads_encode_one_batch(chunks, monkeypatch):
 
 
 def test_a_batch_is_encoded_while_the_one_before_goes_into_its_pack(chunks, monkeypatch):
-    monkeypatch.setattr(writer, "_WINDOW_COPIES", 1000)
+    monkeypatch.setattr(windows, "COPIES", 1000)
     begun: list[int] = []
     second, append = threading.Event(), writer.ChunkWriter.append
 
@@ -293,7 +300,7 @@ def test_a_batch_is_encoded_while_the_one_before_goes_into_its_pack(chunks, monk
 
 
 def test_no_more_than_two_batches_are_encoded_ahead(chunks, monkeypatch):
-    monkeypatch.setattr(writer, "_WINDOW_COPIES", 1000)
+    monkeypatch.setattr(windows, "COPIES", 1000)
     most, ahead, append = [0], [0], writer.ChunkWriter.append
 
     def watched(*args, **options):
@@ -313,7 +320,7 @@ def test_no_more_than_two_batches_are_encoded_ahead(chunks, monkeypatch):
 
 
 def test_what_fails_to_be_encoded_is_told(chunks, monkeypatch):
-    monkeypatch.setattr(writer, "_WINDOW_COPIES", 1000)
+    monkeypatch.setattr(windows, "COPIES", 1000)
 
     def failing(group, *args, **options):
         if bytes(group[0][1].data[:1]) == b"\x03":
@@ -326,8 +333,8 @@ def test_what_fails_to_be_encoded_is_told(chunks, monkeypatch):
 
 
 def test_windows_grow(chunks, monkeypatch):
-    monkeypatch.setattr(writer, "_FIRST_WINDOW_BYTES", 100)
-    monkeypatch.setattr(writer, "_WINDOW_BYTES", 350)
+    monkeypatch.setattr(windows, "_FIRST_BYTES", 100)
+    monkeypatch.setattr(windows, "_BYTES", 350)
     asked: list[int] = []
     with chunks.writer(chunks.catalog.open_session(60)) as sink:
         pin = sink._claims.pin
@@ -342,13 +349,19 @@ def test_windows_grow(chunks, monkeypatch):
     assert asked == [100, 200, 350, 350, 350, 150]
 
 
+def windows_of(monkeypatch, size):
+    """Of so many bytes, and packs that are put before they are full from 4,000 on."""
+    monkeypatch.setattr(windows, "_FIRST_BYTES", size)
+    monkeypatch.setattr(windows, "_BYTES", size)
+    monkeypatch.setattr(writer, "_SOON", 4000)
+
+
 @pytest.mark.parametrize("like", ["steady", "likely new"])
 def test_what_is_new_is_put_while_the_rest_is_looked_at(chunks, monkeypatch, like):
     """At once when it was to be expected and what looked steady was so, and whatever it was once nothing new comes."""
     known = [os.urandom(100) for _ in range(20)]
     _, old, _ = put(chunks, known)
-    for limit, value in {"_FIRST_WINDOW_BYTES": 5200, "_WINDOW_BYTES": 5200, "_SOON": 4000}.items():
-        monkeypatch.setattr(writer, limit, value)
+    windows_of(monkeypatch, 5200)
     stored: list[int] = []
 
     def wait():
@@ -373,8 +386,7 @@ def test_what_is_new_is_put_while_the_rest_is_looked_at(chunks, monkeypatch, lik
 def test_a_pack_is_put_when_nothing_new_came_where_it_was_likely(chunks, monkeypatch):
     known = [os.urandom(1000) for _ in range(2)]
     put(chunks, known)
-    for limit, value in {"_FIRST_WINDOW_BYTES": 1000, "_WINDOW_BYTES": 1000, "_SOON": 4000}.items():
-        monkeypatch.setattr(writer, limit, value)
+    windows_of(monkeypatch, 1000)
     data = [os.urandom(5000), *known, os.urandom(5000)]
     with chunks.writer(chunks.catalog.open_session(60)) as sink:
         sink.write(Piece(memoryview(chunk), copied=False, likely_new=True) for chunk in data)
@@ -385,8 +397,7 @@ def test_a_pack_is_put_when_nothing_new_came_where_it_was_likely(chunks, monkeyp
 def test_packs_are_full_where_what_looked_steady_was_not(chunks, monkeypatch):
     known = os.urandom(1000)
     put(chunks, [known])
-    for limit, value in {"_FIRST_WINDOW_BYTES": 6000, "_WINDOW_BYTES": 6000, "_SOON": 4000}.items():
-        monkeypatch.setattr(writer, limit, value)
+    windows_of(monkeypatch, 6000)
     data = [chunk for _ in range(4) for chunk in (os.urandom(5000), known)]
     with chunks.writer(chunks.catalog.open_session(60)) as sink:
         sink.write(Piece(memoryview(chunk), copied=False) for chunk in data)
@@ -395,8 +406,7 @@ def test_packs_are_full_where_what_looked_steady_was_not(chunks, monkeypatch):
 
 
 def test_packs_are_full_while_more_is_likely_new(chunks, monkeypatch):
-    for limit, value in {"_FIRST_WINDOW_BYTES": 200, "_WINDOW_BYTES": 200, "_SOON": 4000}.items():
-        monkeypatch.setattr(writer, limit, value)
+    windows_of(monkeypatch, 200)
     data = [os.urandom(5000) for _ in range(4)]
     with chunks.writer(chunks.catalog.open_session(60)) as sink:
         sink.write(Piece(memoryview(chunk), copied=False, likely_new=True) for chunk in data)
@@ -469,7 +479,7 @@ def test_a_fetch_holds_no_more_than_its_budget(chunks, monkeypatch, random_bytes
 def test_a_writer_holds_a_few_packs_and_a_window_of_copies(tmp_path, monkeypatch, copied):
     target, window = 4 * SIZE, 2 * SIZE
     monkeypatch.setattr(packs, "TARGET_BYTES", target)
-    monkeypatch.setattr(writer, "_WINDOW_COPIES", window)
+    monkeypatch.setattr(windows, "COPIES", window)
     chunks = a_store(tmp_path, lambda storage: Latency(storage, 0.03))
     held = [] if copied else [os.urandom(SIZE) for _ in range(64)]
 
@@ -560,7 +570,7 @@ def test_after_a_failed_put_the_same_data_is_stored_anew(tmp_path):
 
 def test_pieces_that_fail_fail_the_writer(chunks, monkeypatch):
     monkeypatch.setattr(packs, "TARGET_BYTES", 1000)
-    monkeypatch.setattr(writer, "_WINDOW_CHUNKS", 1)
+    monkeypatch.setattr(windows, "CHUNKS", 1)
 
     def pieces():
         for _ in range(5):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import ckptstore
 from ckptstore import BudgetTooSmall, CommitInFlight, CorruptData, KeepLast, StateError
-from ckptstore.chunkstore import writer
+from ckptstore.chunkstore import windows, writer
 from ckptstore.operations.ranks.ranks import Ranks
 from ckptstore.state.copies import Copies
 from ckptstore.state.device_staging import _LaneStager
@@ -136,8 +136,8 @@ def test_what_did_not_change_does_not_cross(store, room, how):
 
 
 def test_what_comes_from_devices_fills_its_packs(store, monkeypatch):
-    for name in ("_WINDOW_COPIES", "_SOON"):
-        monkeypatch.setattr(writer, name, CHUNK)
+    monkeypatch.setattr(windows, "COPIES", CHUNK)
+    monkeypatch.setattr(writer, "_SOON", CHUNK)
     with FakeDevices() as devices:
         store.commit({"x": devices.put(numbers())}, step=0)
     assert len(list(store._parts.storage.list("packs/"))) == 1

@@ -69,7 +69,7 @@ def slowed_store(place: Any) -> tuple[Store, Slowed]:
 def slowed(tmp_path, monkeypatch):
     """A store of small packs and windows, and its storage."""
     monkeypatch.setattr("ckptstore.format.packs.TARGET_BYTES", 16384)
-    monkeypatch.setattr("ckptstore.chunkstore.writer._WINDOW_LOANS", 16384)
+    monkeypatch.setattr("ckptstore.chunkstore.windows._LOANS", 16384)
     store, storage = slowed_store(tmp_path / "store")
     yield store, storage
     storage.gate.set()
