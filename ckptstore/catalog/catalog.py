@@ -40,7 +40,9 @@ class SqlCatalog:
         self._database.close()
 
     def owner(self) -> str | None:
-        return self._database.ask(names.owner)
+        found = self._database.ask(names.owner)
+        self._database.keep_to(found)
+        return found
 
     def bind(self, store: str) -> None:
         self._database.change(names.bind, store)

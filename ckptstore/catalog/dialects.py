@@ -6,8 +6,9 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -92,16 +93,19 @@ def _postgres_clock(*_: object, **__: object) -> str:
     return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 
 
-def make_engine(url: URL, *, only_read: bool) -> Engine:
-    """An engine whose transactions are the ones `reading` and `writing` ask for; nobody writes with `only_read`."""
+def make_engine(url: URL, *, only_read: bool, check: Callable[[sqlite3.Connection], None]) -> Engine:
+    """An engine whose transactions are the ones `reading` and `writing` ask for; nobody writes with `only_read`.
+
+    Each connection to a file is one that `check` does not raise for.
+    """
     if url.get_backend_name() != "sqlite":
         limits = {"lock_timeout": BUSY_SECONDS, "idle_in_transaction_session_timeout": IDLE_SECONDS}
         ours = " ".join(f"-c {name}={int(seconds * 1000)}" for name, seconds in limits.items())
         link = {name: value for name, value in _LINK.items() if name not in url.query}
-        connect = {**link, "options": f"{ours} {url.query.get('options', '')}"}
+        settings = {**link, "options": f"{ours} {url.query.get('options', '')}"}
         try:
             engine = create_engine(
-                url, connect_args=connect, pool_pre_ping=True, max_overflow=-1, execution_options=_SHARING
+                url, connect_args=settings, pool_pre_ping=True, max_overflow=-1, execution_options=_SHARING
             )
         except ModuleNotFoundError as error:
             advice = 'pip install "ckptstore[postgres]", and write postgresql://'
@@ -110,18 +114,28 @@ def make_engine(url: URL, *, only_read: bool) -> Engine:
         return engine
     path = _path(url)
     if _writable(path) and not (only_read and _disk_is_full(path)):
-        engine = create_engine(
-            url,
-            creator=lambda: connect_sqlite(path, "mode=rw"),
-            poolclass=QueuePool,
-            max_overflow=-1,
-            execution_options=_SHARING,
-        )
-    else:
-        engine = create_engine(
-            url, creator=lambda: _connect_read_only(path), poolclass=NullPool, execution_options=_SHARING
-        )
-    return engine
+        connect = partial(_checked, lambda: connect_sqlite(path, "mode=rw"), check)
+        return create_engine(url, creator=connect, poolclass=QueuePool, max_overflow=-1, execution_options=_SHARING)
+    connect = partial(_checked, lambda: _connect_read_only(path), check)
+    return create_engine(url, creator=connect, poolclass=NullPool, execution_options=_SHARING)
+
+
+def file_at(url: URL) -> tuple[int, int] | None:
+    """What tells SQLite's file at a path from others; None where none is seen."""
+    with suppress(OSError):
+        status = os.stat(_path(url))
+        return status.st_dev, status.st_ino
+    return None
+
+
+def stores_in(connection: sqlite3.Connection) -> list[str]:
+    """The ids of those whose catalog it is; none where there are no tables."""
+    try:
+        return [row[0] for row in connection.execute("SELECT id FROM stores")]
+    except sqlite3.OperationalError as error:
+        if _code(error) != sqlite3.SQLITE_ERROR:
+            raise
+        return []
 
 
 @contextmanager
@@ -234,6 +248,18 @@ def _abouts(tables: Sequence[str]) -> list[str]:
 def _integrity(connection: Connection, about: str) -> list[str]:
     found = [str(row[0]) for row in connection.exec_driver_sql(f"PRAGMA integrity_check{about}")]
     return [line for line in found if line != "ok"] + broken_references(connection, about)
+
+
+def _checked(
+    connect: Callable[[], sqlite3.Connection], check: Callable[[sqlite3.Connection], None]
+) -> sqlite3.Connection:
+    connection = connect()
+    try:
+        check(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _path(url: URL) -> str:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -32,10 +33,15 @@ T = TypeVar("T")
 
 
 class Database:
-    """One database. Connections are made when needed, for each process its own, so it survives fork and pickle."""
+    """One database. Connections are made when needed, for each process its own, so it survives fork and pickle.
 
-    def __init__(self, url: str, *, refusal: str = "") -> None:
+    Another file than the one of its connections may come to lie at its path: they are let go of then, and others made,
+    unless it is the catalog of another store than `owner`.
+    """
+
+    def __init__(self, url: str, *, refusal: str = "", owner: str | None = None) -> None:
         self.parsed, self._refusal = _parse(url), refusal
+        self._owner, self._file = _Owner(str(self.parsed.database), owner), dialects.file_at(self.parsed)
         self._engines: dict[int, Engine] = {}
         self._reached = False
         self._reserve = Reserve(str(self.parsed.database)) if self._is_file() and not refusal else None
@@ -43,12 +49,17 @@ class Database:
             close_before_fork(self)
 
     def __reduce__(self) -> tuple[partial[Database], tuple[str]]:
-        return partial(Database, refusal=self._refusal), (self.parsed.render_as_string(hide_password=False),)
+        make = partial(Database, refusal=self._refusal, owner=self._owner.store)
+        return make, (self.parsed.render_as_string(hide_password=False),)
 
     @property
     def url(self) -> str:
         """The address without its password."""
         return self.parsed.render_as_string(hide_password=True)
+
+    def keep_to(self, store: str | None) -> None:
+        """From now on refuse a file that is another store's."""
+        self._owner.store = store
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -129,7 +140,7 @@ class Database:
         found = self._engines.get(os.getpid())
         if found is not None:
             return found
-        made = dialects.make_engine(self.parsed, only_read=bool(self._refusal))
+        made = dialects.make_engine(self.parsed, only_read=bool(self._refusal), check=self._owner.check)
         return self._engines.setdefault(os.getpid(), made)
 
     def _connect(self) -> Connection:
@@ -140,7 +151,14 @@ class Database:
 
     def _try_to_connect(self) -> Connection:
         with self._errors():
+            if self._is_file():
+                self._follow_file()
             return self._engine().connect()
+
+    def _follow_file(self) -> None:
+        known, self._file = self._file, dialects.file_at(self.parsed)
+        if self._file != known:
+            self.close()
 
     def _is_file(self) -> bool:
         return self.parsed.get_backend_name() == "sqlite"
@@ -163,6 +181,21 @@ class Database:
             raise StorageReadOnly(f"catalog {where}: {error.strerror}") from error
         except OSError as error:
             raise CatalogError(f"catalog {where}: {error.strerror}") from error
+
+
+@dataclass
+class _Owner:
+    """The store whose catalog the file at `path` is to be, once that is known."""
+
+    path: str
+    store: str | None
+
+    def check(self, connection: sqlite3.Connection) -> None:
+        """Raises CatalogError for another one's."""
+        if self.store is None or (found := dialects.stores_in(connection)) == [self.store]:
+            return
+        told = f"{self.path} is the catalog of {'another' if found else 'no'} store by now, and was left as it is"
+        raise CatalogError(f"{told}: open the store where it was moved to, or bring it back")
 
 
 def _within(

@@ -476,7 +476,8 @@ def test_root_does_not_follow_the_working_folder(tmp_path, monkeypatch):
 def test_nothing_is_changed_in_the_folder_of_another_store(tmp_path):
     """The store was moved away while it was open, and another one, or another folder, is at its place."""
     place, moved = tmp_path / "store", tmp_path / "moved"
-    with ckptstore.open(place) as store:
+    catalog = f"sqlite:///{tmp_path}/catalog.sqlite"
+    with ckptstore.open(place, catalog=catalog) as store:
         store.commit({"w": torch.randn(3000)}, step=1)
         place.rename(moved)
         with ckptstore.open(place) as other:
@@ -485,7 +486,7 @@ def test_nothing_is_changed_in_the_folder_of_another_store(tmp_path):
         with pytest.raises(StorageError, match=f"{place} is not the folder .* open the store where it was moved"):
             store.commit({"w": torch.randn(3000)}, step=2)
         assert sorted(place.rglob("*.*")) == before
-    with ckptstore.open(moved) as store:
+    with ckptstore.open(moved, catalog=catalog) as store:
         assert store.steps() == [1]
         assert store.verify().ok
 
