@@ -22,7 +22,8 @@ def parameter_names(owned: Ownership) -> dict[str, Entry]:
     """The leaves by which optimizers may tell their parameters apart."""
     entries = owned.manifest.entries
     groups = (group for root in owned.optimizers if owned.touches(root) for group in _groups(owned.manifest, root))
-    return {path: entries[path] for path in map("{}/param_names".format, groups) if path in entries}
+    told = (path for group in groups for path in _naming(group))
+    return {path: entries[path] for path in told if path in entries}
 
 
 def other_groups(owned: Ownership, values: Mapping[str, object]) -> Iterator[str]:
@@ -36,7 +37,7 @@ def other_groups(owned: Ownership, values: Mapping[str, object]) -> Iterator[str
         elif owned.strict and owned.is_free(root) and (lacking := _lacking(owned, optimizer, paths)):
             yield f"{root}: no {', '.join(lacking)} in the commit, which is of another kind of optimizer"
         elif owned.touches(f"{root}/state") or any(f"{path}/param_names" in owned.wanted for path in paths):
-            moved = _moved(optimizer, [name for path in paths for name in _listed(values, f"{path}/param_names")])
+            moved = _moved(optimizer, [name for path in paths for name in _names(values, path)])
             if moved:
                 yield f"{root}: its parameters have another order in the commit: {moved}; {_REORDER}"
 
@@ -95,6 +96,15 @@ def _groups(manifest: Manifest, root: str) -> list[str]:
     """The paths of an optimizer's groups of parameters in the commit."""
     groups = manifest.containers.get(f"{root}/param_groups")
     return [f"{root}/param_groups/{number}" for number in groups.keys] if groups else []
+
+
+def _naming(group: str) -> tuple[str, str]:
+    """What may name its parameters: torch's own names, or DCP's in place of numbers."""
+    return f"{group}/param_names", f"{group}/params"
+
+
+def _names(values: Mapping[str, object], group: str) -> list[object]:
+    return next(filter(None, (_listed(values, path) for path in _naming(group))), [])
 
 
 def _listed(values: Mapping[str, object], path: str) -> list[object]:

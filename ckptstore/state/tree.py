@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -254,8 +255,8 @@ class _Build:
     containers: Mapping[str, Container]
     leaves: Mapping[str, object]
     allow_pickle: bool
-    composites: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
-    """By the ids of their parts: what shares all of them was tied."""
+    composites: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
+    """By what they are, and the ids of their parts: what shares all of that was tied."""
 
     def at(self, path: str) -> Any:
         if path in self.leaves:
@@ -278,10 +279,10 @@ class _Build:
             return build_container(container, children, path, allow_pickle=self.allow_pickle)
         if len(children) < len(container.keys):
             return children
-        parts = tuple(map(id, children.values()))
-        if parts not in self.composites:
-            self.composites[parts] = composites.build_composite(path, container, children)
-        return self.composites[parts]
+        what = container.kind, msgspec.msgpack.encode(container.attributes), *map(id, children.values())
+        if what not in self.composites:
+            self.composites[what] = composites.build_composite(path, container, children)
+        return self.composites[what]
 
     def _children(self, container: Container, path: str) -> Iterator[tuple[Any, Any]]:
         prefix = f"{path}/" if path else ""

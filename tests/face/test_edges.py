@@ -294,6 +294,34 @@ def test_a_manifest_that_contradicts_itself_is_damage(store, changes):
     assert not store.verify().ok
 
 
+def _transposed():
+    sparse = torch.tensor([[0, 1.0], [0, 0]]).to_sparse_csr()
+    return sparse, sparse.t()
+
+
+def _of_two_sizes():
+    indices, values = torch.tensor([[0, 1], [1, 0]]), torch.tensor([1.0, 2.0])
+    return [torch.sparse_coo_tensor(indices, values, (size, size)) for size in (2, 5)]
+
+
+def _tracked_or_not():
+    parameter = torch.nn.Parameter(torch.eye(3).to_sparse())
+    return parameter, parameter.detach()
+
+
+def _of_two_scales():
+    one, other = (torch.quantize_per_tensor(torch.arange(4.0), scale, 1, torch.qint8) for scale in (0.5, 0.1))
+    return one, other.set_(one.untyped_storage(), 0, (4,), (1,))
+
+
+@pytest.mark.parametrize("made", [_transposed, _of_two_sizes, _tracked_or_not, _of_two_scales])
+def test_tensors_of_the_same_parts_that_are_not_the_same_stay_two(store, made):
+    state = dict(zip("ab", made(), strict=True))
+    store.commit({"s": state}, step=0)
+    for back in (store.checkout(0)["s"], store.read(0, "s")):
+        assert_same(back, state)
+
+
 def test_tied_sparse_tensors_are_tied_again(store):
     sparse = torch.eye(4).to_sparse()
     store.commit({"a": sparse, "b": sparse, "c": torch.eye(4).to_sparse()}, step=0)

@@ -584,6 +584,29 @@ def test_an_optimizer_whose_parameters_have_another_order(store, split, number):
     assert not fresh.state
 
 
+@pytest.mark.parametrize("split", [0, 1])
+def test_parameters_that_dcp_named_have_another_order(store, split):
+    """As `get_state_dict` does for an optimizer that does not know their names itself."""
+    optimizer = stepped(named("abcd", split=split))
+    names = [name for group in optimizer.param_groups for name in group.pop("param_names")]
+    state = optimizer.state_dict()
+    there = {
+        "state": {name: state["state"][number] for number, name in enumerate(names)},
+        "param_groups": [
+            {**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]
+        ],
+    }
+    store.commit({"optim": there}, step=0)
+    live = named("acbd", split=split)
+    for paths in (None, "optim"):
+        with pytest.raises(StateMismatch, match="number 1 is 'b', and 'c' here"):
+            store.checkout(0, into={"optim": live}, paths=paths)
+    assert not live.state
+    same = named("abcd", split=split)
+    store.checkout(0, into={"optim": same})
+    assert_same(list(same.state_dict()["state"].values()), list(state["state"].values()))
+
+
 class ByName(torch.optim.Adam):
     def load_state_dict(self, state_dict: Any) -> None:
         there = [name for group in state_dict["param_groups"] for name in group["param_names"]]
