@@ -28,7 +28,7 @@ class Keeping(Browsing):
 
     def untag(self, name: str) -> None:
         """Remove a tag of the run. Raises TagNotFound, RunNotFound."""
-        tags.untag(self._parts, self._run, name)
+        tags.untag(self._parts, self._run, address.check_name("tag", name))
 
     def delete(self, step: Ref, *more: Ref) -> None:
         """Delete commits, all of them or none. `restore` takes each back until gc's grace is over.
@@ -133,10 +133,13 @@ class Keeping(Browsing):
             progress: called with (stage, bytes done, bytes in all).
 
         Raises:
-            InvalidArgument: the other store has another digest, or one is encrypted, and it is no copy of this one.
+            InvalidArgument: the source is no open store, has another digest, or one is encrypted, and it is no copy of
+                this one.
             StorageError: a pack cannot be read now; that is no damage.
             NotAStore: the store was moved away while it was open.
         """
+        if not isinstance(source, Keeping | None):
+            raise InvalidArgument(f"repair from {source!r}: give an open store, as ckptstore.open gives it")
         other = None if source is None else source._parts  # noqa: SLF001 - of the same kind
         return repair.plan_repair(self._parts, other, progress)
 

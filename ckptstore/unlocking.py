@@ -49,7 +49,7 @@ def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, 
         raise InvalidArgument(
             f"{storage.url} is not encrypted, so that it has no key to change: push it to one that is"
         )
-    old = [info.key for info in storage.list(keys.PREFIX)]
+    old = _wrapped(storage)
     data_key = _data_key(storage, config, _passphrase_of(storage, key_file))
     _put(storage, config.id, data_key, _read(new_key_file))
     for key in old:
@@ -94,15 +94,20 @@ def _checked(text: bytes, place: str) -> bytes:
 
 
 def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> bytes:
-    wrapped = list(storage.list(keys.PREFIX))
+    wrapped = _wrapped(storage)
     if not wrapped:
         told = f"{storage.url} has lost what lay below {keys.PREFIX}, which no passphrase replaces"
         raise WrongKey(f"{told}: bring it back from a copy")
-    for info in wrapped:
-        key = keys.unwrap(storage.get(info.key), passphrase, config.id)
+    for place in wrapped:
+        key = keys.unwrap(storage.get(place), passphrase, config.id)
         if key is not None:
             return key
     raise WrongKey(f"the key given does not open {storage.url}: give the one it was made with, or last changed to")
+
+
+def _wrapped(storage: Storage) -> list[str]:
+    """Where the data key lies, as each passphrase wraps it."""
+    return [info.key for info in storage.list(keys.PREFIX) if keys.is_key_key(info.key)]
 
 
 def _put(storage: Storage, store: str, data_key: bytes, passphrase: bytes) -> str:

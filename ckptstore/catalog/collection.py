@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Connection,
     Row,
     Select,
@@ -34,6 +35,7 @@ from ckptstore.catalog.schema import (
     metadata,
     packs,
     pins,
+    sessions,
 )
 
 DECIDING = [table.name for table in metadata.sorted_tables if table not in (manifests, chunks)]
@@ -45,8 +47,11 @@ _CHUNKS_AT_ONCE = 1 << 16
 """Bounds for one transaction, so that a commit waits for a tenth of a second at most; one pack goes in any case."""
 
 
-def _useless(overdue: BindParameter[Sequence[int]] | Select[int]) -> Subquery:
-    """Packs that nothing needs once these commits, keys all, are purged.
+_ended = select(sessions.c.id).where(sessions.c.expires < Clock())
+
+
+def _useless(overdue: BindParameter[Sequence[int]] | Select[int], fenced: Select[str] | None = None) -> Subquery:
+    """Packs that nothing needs once these commits, keys all, are purged, and these sessions fenced.
 
     For EXISTS (SELECT *) SQLite reads rows where an index has all that it needs, and for states joined by OR it looks
     at packs twice: together they took twice as long.
@@ -54,10 +59,13 @@ def _useless(overdue: BindParameter[Sequence[int]] | Select[int]) -> Subquery:
     needed = exists(commit_packs.c.commit).where(
         commit_packs.c.pack == packs.c.key, commit_packs.c.commit.not_in(overdue)
     )
+    unowned: ColumnElement[bool] = packs.c.session.is_(None)
     pinned = exists(pins.c.pack).where(pins.c.pack == packs.c.key)
+    if fenced is not None:
+        unowned, pinned = unowned | packs.c.session.in_(fenced), pinned.where(pins.c.session.not_in(fenced))
     lost = exists(lost_chunks.c.commit).where(lost_chunks.c.commit.not_in(overdue))
     of_pack = select(packs.c.key, packs.c.name, packs.c.chunks)
-    left_behind = of_pack.where(packs.c.state == "pending", packs.c.session.is_(None))
+    left_behind = of_pack.where(packs.c.state == "pending", unowned)
     done_with = of_pack.where(packs.c.state == "damaged", ~lost)
     unneeded = of_pack.where(packs.c.state == "live", ~needed, ~pinned)
     return union_all(left_behind, done_with, unneeded).subquery()
@@ -78,10 +86,11 @@ _first_useless = _of_useless.order_by(_now_useless.c.key).limit(_PACKS_AT_ONCE)
 
 _unowned = loose_documents.c.session.is_(None)
 _unowned_documents = select(loose_documents.c.document).where(_unowned)
-_overdue_documents = _unowned_documents.union_all(select(commits.c.document).where(_overdue))
+_left_documents = select(loose_documents.c.document).where(_unowned | loose_documents.c.session.in_(_ended))
+_overdue_documents = _left_documents.union_all(select(commits.c.document).where(_overdue))
 _is_condemned = packs.c.state == "condemned"
 _condemned = select(packs.c.name).where(_is_condemned)
-_garbage = _condemned.union_all(select(_useless(select(commits.c.key).where(_overdue)).c.name))
+_garbage = _condemned.union_all(select(_useless(select(commits.c.key).where(_overdue), _ended).c.name))
 
 _these_packs: BindParameter[Sequence[int]] = bindparam("packs", expanding=True)
 _forget_chunks = delete(chunks).where(chunks.c.pack.in_(_these_packs))
@@ -94,7 +103,7 @@ _settle_packs = update(packs).where(packs.c.name.in_(NAMES), _is_condemned).valu
 
 
 def garbage(db: Connection, grace: float) -> Objects:
-    """What `condemn` would return."""
+    """What `condemn` would return once the sessions were fenced whose lease ran out."""
     until = {"until": _end_of(db, grace)}
     documents, useless = db.execute(_overdue_documents, until), db.execute(_garbage, until)
     return Objects(sorted(documents.scalars()), sorted(useless.scalars()))

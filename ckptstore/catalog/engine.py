@@ -210,6 +210,8 @@ def _within(
 
 def _parse(url: str) -> URL:
     advice = "give sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
+    if not isinstance(url, str):
+        raise InvalidArgument(f"the catalog's address {url!r} is a {type(url).__name__}, no database URL: {advice}")
     if "\0" in url:
         raise InvalidArgument(f"the catalog's address {url!r} has a NUL character in it: {advice}")
     try:
@@ -222,6 +224,8 @@ def _parse(url: str) -> URL:
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise InvalidArgument(f"the catalog can not be kept in {backend}: {advice}")
+    if backend == "sqlite" and parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise InvalidArgument(f"the catalog is not reached by {parsed.drivername}: {advice}")
     if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise InvalidArgument(f"the catalog can not be kept in memory: {advice}")
     return parsed.set(database=os.path.abspath(parsed.database or "")) if backend == "sqlite" else parsed

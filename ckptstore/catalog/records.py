@@ -41,7 +41,7 @@ class CommitRecord:
     step: int
     parent: str | None
     created: float
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any] = field(hash=False)
     content: bytes = field(repr=False)
     document: str = field(repr=False)
     leaves: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 
 import msgspec
@@ -10,6 +11,7 @@ from ckptstore.errors import CorruptData
 from ckptstore.format.sealing import KEY_BYTES, Sealer
 
 PREFIX = "keys/"
+_KEY = re.compile(r"keys/[0-9a-f]{32}\.key")
 _COST = 1 << 16
 _MOST_COST = 1 << 18  # 256 MiB, so that a hostile one cannot fill the memory
 _BLOCK, _SALT_BYTES = 8, 16
@@ -23,6 +25,11 @@ class _Wrapped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cost: int
     salt: bytes
     key: bytes
+
+
+def is_key_key(key: str) -> bool:
+    """Whether a key looks like those of wrapped data keys; other files below `keys/` are somebody else's."""
+    return _KEY.fullmatch(key) is not None
 
 
 def wrap(key: bytes, passphrase: bytes, store: str) -> bytes:

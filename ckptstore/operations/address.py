@@ -17,7 +17,10 @@ Ref = int | str | CommitRecord
 """A commit: its step, a tag, "latest", any of these behind `run@`, or the commit itself."""
 
 MOST_STEP = (1 << 63) - 1
+_BOOLS = {"bool", "torch.bool"}
 _MOST_NAME = 200
+_MOST_DEEP = 100
+"""So far may metadata be nested: JSON of more is not read on every stack."""
 
 
 def resolve(catalog: Catalog, run: str, ref: Ref) -> CommitRecord:
@@ -26,6 +29,8 @@ def resolve(catalog: Catalog, run: str, ref: Ref) -> CommitRecord:
         return _still_live(catalog, ref)
     if not isinstance(ref, str):
         return catalog.find(run, check_step(_single(ref)))
+    if "\0" in ref:
+        raise InvalidArgument(f"step {ref!r} has a NUL character in it: give a number, a tag or a commit")
     other, at, name = ref.rpartition("@")
     return catalog.find(other if at else run, _step_of(name) if name.isdecimal() else name)
 
@@ -51,11 +56,12 @@ def _step_of(digits: str) -> int:
 
 def check_step(step: object) -> int:
     """`step` as an int, when it is one from 0 to 2**63 - 1 (numpy's and torch's count, bool does not)."""
-    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
+    of_array = str(getattr(step, "dtype", "")) in _BOOLS or getattr(step, "shape", ()) != ()
+    if isinstance(step, bool) or of_array or not isinstance(step, SupportsIndex):
         raise InvalidArgument(f"step {step!r} is a {type(step).__name__}: give an int")
     try:
         number = operator.index(step)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         raise InvalidArgument(f"step {step!r}: give an int: {error}") from None
     if not 0 <= number <= MOST_STEP:
         raise InvalidArgument(f"step {number}: give one from 0 to 2**63 - 1")
@@ -79,10 +85,17 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     for key, value in (metadata or {}).items():
         if not isinstance(key, str):
             raise InvalidArgument(f"metadata key {key!r}: give a str")
-        number = value.item() if getattr(value, "shape", None) == () else value
         try:
+            number = value.item() if getattr(value, "shape", None) == () else value
             plain[key] = json.loads(json.dumps(number))
             msgspec.msgpack.encode({key: plain[key]})
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
             raise InvalidArgument(f"metadata {key!r} is not JSON: {error}") from None
+        if _is_deeper(plain[key], _MOST_DEEP):
+            raise InvalidArgument(f"metadata {key!r} is nested more than {_MOST_DEEP} deep: keep it flatter")
     return plain
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth < 0 or any(_is_deeper(one, depth - 1) for one in inner)

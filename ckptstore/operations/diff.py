@@ -47,7 +47,8 @@ class Change:
         kind: added, removed, changed or moved.
         old, new: its entries; None when added or removed.
         changed_bytes: bytes of the chunks that differ; of the whole leaf when its form differs.
-        repeated: whether it is tied to a leaf before it in the new state, so that its bytes count once.
+        repeated: whether it is tied to a leaf before it in the new state, or to one that did not change, so that its
+            bytes count once.
         moved_from: the old path of a moved leaf.
         numbers: how values changed, when asked for and both are dense numbers of one shape.
     """
@@ -121,10 +122,12 @@ def compare_commits(old: ManifestView, new: ManifestView, digest_size: int) -> D
 
 def compare(old: Manifest, new: Manifest, digest_size: int) -> list[Change]:
     """Every leaf that differs, in the order of the new manifest, removed ones last."""
+    both = [(path, entry) for path, entry in new.entries.items() if path in old.entries]
+    same = {path for path, entry in both if _content(old.entries[path]) == _content(entry)}
     changes = [
         Change(path, "changed", old.entries[path], entry, changed_bytes(old.entries[path], entry, digest_size))
-        for path, entry in new.entries.items()
-        if path in old.entries and _content(old.entries[path]) != _content(entry)
+        for path, entry in both
+        if path not in same
     ]
     added = {path: entry for path, entry in new.entries.items() if path not in old.entries}
     removed = {path: entry for path, entry in old.entries.items() if path not in new.entries}
@@ -138,7 +141,8 @@ def compare(old: Manifest, new: Manifest, digest_size: int) -> list[Change]:
     changes += [
         Change(path, "removed", removed[path], None, entry_bytes(removed[path])) for path in removed if path in gone
     ]
-    order, repeated = {path: place for place, path in enumerate(new.entries)}, new.tied
+    order = {path: place for place, path in enumerate(new.entries)}
+    repeated = new.tied.keys() | {path for group in new.aliases if not same.isdisjoint(group) for path in group}
     changes.sort(key=lambda change: order.get(change.path, len(order)))
     return [replace(change, repeated=True) if change.path in repeated else change for change in changes]
 

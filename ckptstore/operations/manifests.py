@@ -59,14 +59,19 @@ def any_document(chunks: ChunkStore, commit: CommitRecord) -> Document:
         return chunks.decode_document(chunks.storage.get(commit.document), commit.document)
 
 
-def users_of(chunks: ChunkStore, digests: set[bytes], whole: Collection[bytes] = ()) -> dict[bytes, tuple[str, ...]]:
+def users_of(
+    chunks: ChunkStore, digests: set[bytes], whole: Collection[bytes] = (), *, among: Collection[str] | None = None
+) -> dict[bytes, tuple[str, ...]]:
     """Which leaves of the commits that exist now need these chunks; manifests are read once more, one at a time.
 
-    A leaf also needs what its chunks rest on, but for those that are taken for `whole`.
+    A leaf also needs what its chunks rest on, but for those that are taken for `whole`. With `among`, only commits of
+    these ids are looked at.
     """
     users: dict[bytes, list[str]] = defaultdict(list)
     size = chunks.digest.size
     for commit in chunks.catalog.commits(deleted=True) if digests else ():
+        if among is not None and commit.id not in among:
+            continue
         try:
             written = any_document(chunks, commit)
         except DAMAGE:

@@ -144,7 +144,8 @@ def _verify(
     found += _check_tags(chunks, scope)
     found += _without_taken_packs(chunks, list(_check_packs(chunks, chosen, scope, advance)))
     missing = wanted - chunks.catalog.locate(list(wanted)).keys()
-    users = users_of(chunks, missing | {problem.digest for problem in found if problem.digest})
+    damaged = missing | {problem.digest for problem in found if problem.digest}
+    users = users_of(chunks, damaged, among={commit.id for commit in commits})  # a later one may have stored it anew
     found += [
         Problem("catalog", f"no live pack holds the chunk {digest.hex()}", digest) for digest in missing & users.keys()
     ]

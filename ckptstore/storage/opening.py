@@ -37,6 +37,8 @@ def open_storage(
     """
     if not isinstance(url, str | os.PathLike):
         raise InvalidArgument(f"the place of a store is {url!r}: give a path or a URL")
+    if not isinstance(storage_options or {}, Mapping):
+        raise InvalidArgument(f"storage_options={storage_options!r}: give a dict")
     folder = folder_of(url)
     if folder is None:
         from ckptstore.storage.remote import FsspecStorage

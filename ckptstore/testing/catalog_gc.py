@@ -123,6 +123,21 @@ class CatalogGcConformance:
         documents, packs = collect(catalog, grace=0)
         assert len(documents) == len(packs) == 1
 
+    def test_garbage_tells_what_writers_left_whose_lease_is_over(self, catalog: Catalog) -> None:
+        unneeded, left = new_pack("a"), new_pack("b")
+        make(catalog, new_commit(0, [unneeded]))
+        session = begin(catalog, new_commit(1, [left]))
+        catalog.pin(session, [digest("a")])
+        delete(catalog, "main", 0)
+        assert [*catalog.garbage(0).packs] == []
+        catalog.extend_session(session, -1)
+        told = catalog.garbage(0)
+        assert set(told.packs) == {unneeded.name, left.name}
+        assert len(told.documents) == 2
+        assert [*catalog.condemn(0).packs] == []
+        assert catalog.fence_expired() == 1
+        assert catalog.condemn(0) == told
+
     def test_garbage_says_what_condemn_does(self, catalog: Catalog) -> None:
         pack, left = new_pack("a"), new_pack("b")
         made = make(catalog, new_commit(0, [pack]))

@@ -239,6 +239,25 @@ def test_a_catalog_that_is_older_than_the_storage(place, tmp_path):
         assert store.verify(level="catalog").ok
 
 
+def test_what_gc_took_and_another_commit_stored_anew_meanwhile_is_no_damage(place, monkeypatch):
+    with ckptstore.open(place) as store, ckptstore.open(place) as other:
+        catalog = type(store._parts.catalog)
+        locate = catalog.locate
+        state = store.checkout(0)
+
+        def taken(self, digests):
+            monkeypatch.undo()
+            other.delete(0)
+            other.gc(grace=0)
+            found = locate(self, digests)
+            other.commit(state, step=STEPS)
+            return found
+
+        monkeypatch.setattr(catalog, "locate", taken)
+        assert store.verify("catalog").ok
+        assert other.steps() == [*range(1, STEPS), STEPS]
+
+
 def test_what_cannot_be(place):
     wrong: list[dict[str, Any]] = [
         {"level": "deep"},

@@ -90,6 +90,10 @@ def test_a_step_that_exists_with_other_content(store):
         ("100", "step '100' is a str: give an int"),
         (None, "step None is a NoneType: give an int"),
         (torch.tensor(1.5), "give an int"),
+        (torch.tensor(True), "give an int"),
+        (np.True_, "give an int"),
+        (torch.tensor(1, device="meta"), "give an int"),
+        (torch.tensor([5]), "is a Tensor: give an int"),
     ],
 )
 def test_a_step_that_is_none(store, step, told):
@@ -141,6 +145,8 @@ ASKING = [
         (1.5, InvalidArgument, "step 1.5 is a float"),
         ([100, 101], InvalidArgument, "is a list: give one, a number, a tag or a commit"),
         (torch.tensor([100]), InvalidArgument, "is a Tensor: give one"),
+        ("best\0", InvalidArgument, "has a NUL character"),
+        ("main\0@100", InvalidArgument, "has a NUL character"),
     ],
 )
 def test_a_commit_that_does_not_exist(store, ref, kind, told):
@@ -180,6 +186,7 @@ def test_globs_that_select_nothing(store):
 def test_names_that_cannot_be(store, place, name):
     for act in (
         lambda: store.tag(name, 100),
+        lambda: store.untag(name),
         lambda: store.commit(state_of("main", 300), step=300, run=name),
         lambda: ckptstore.open(place, run=name),
     ):
@@ -187,10 +194,61 @@ def test_names_that_cannot_be(store, place, name):
             act()
 
 
-@pytest.mark.parametrize("metadata", [{"a": object()}, {1: 2}, [1], {"a": {"b": torch.rand(2)}}])
+class Scalar:
+    shape = ()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"a": object()}, {1: 2}, [1], {"a": {"b": torch.rand(2)}}, {"a": torch.tensor(1, device="meta")}, {"a": Scalar()}],
+)
 def test_metadata_that_is_not_json(store, metadata):
     with pytest.raises(InvalidArgument, match="metadata"):
         store.commit(state_of("main", 300), step=300, metadata=metadata)
+
+
+def nested(depth: int) -> Any:
+    made: Any = 1
+    for _ in range(depth):
+        made = {"b": made}
+    return made
+
+
+@pytest.mark.parametrize("depth", [101, 500, 980, 5000])
+def test_metadata_that_is_nested_too_deep(store, depth):
+    with pytest.raises(InvalidArgument, match=r"metadata 'a' is n"):
+        store.commit(state_of("main", 300), step=300, metadata={"a": nested(depth)})
+
+
+def test_metadata_that_is_nested_as_deep_as_it_may_be(place):
+    with ckptstore.open(place) as store:
+        store.commit(state_of("main", 300), step=300, metadata={"a": nested(100)})
+        assert store.log()[0].metadata == {"a": nested(100)}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"catalog": Path("/x/catalog.sqlite")}, "no database URL: give sqlite:///path"),
+        ({"catalog": 5}, "no database URL: give sqlite:///path"),
+        ({"catalog": "sqlite+aiosqlite:////x/catalog.sqlite"}, r"not reached by sqlite\+aiosqlite: give sqlite:///path"),
+        ({"digest": []}, r"unknown digest \[\]; choose one of"),
+        ({"storage_options": 5}, "storage_options=5: give a dict"),
+    ],
+)
+def test_what_a_store_is_not_opened_with(tmp_path, given, told):
+    with pytest.raises(InvalidArgument, match=told):
+        ckptstore.open(tmp_path / "new", **given)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_nothing_is_repaired_from(store, place):
+    with pytest.raises(InvalidArgument, match="give an open store"):
+        store.repair(str(place))
+
+
+def test_commits_can_be_told_apart_in_sets(store):
+    assert len({*store.log(), *store.log()}) == len(store.log())
 
 
 def test_a_parent_above_its_child(store):

@@ -225,6 +225,20 @@ def test_the_passphrase_is_changed(site, key, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in packs} == packs
 
 
+@pytest.mark.parametrize("name", ["{} (copy)", "copy of {}", "{}.bak", ".DS_Store"])
+def test_other_files_beside_the_key_do_no_harm(site, key, tmp_path, name):
+    new = tmp_path / "new"
+    new.write_text("tr0ub4dor&3")
+    (old,) = site.glob("keys/*.key")
+    other = old.with_name(name.format(old.name))
+    other.write_bytes(old.read_bytes())
+    ckptstore.change_key(site, new)
+    with ckptstore.open(site, key_file=new) as store:
+        assert_exact(store, "main", 0)
+    assert other.exists()
+    assert not old.exists()
+
+
 def test_an_interrupted_change_of_the_passphrase(site, key, tmp_path):
     new = tmp_path / "new"
     new.write_text("tr0ub4dor&3")
