@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Database:
         self.parsed, self._refusal = _parse(url), refusal
         self._owner, self._file = _Owner(str(self.parsed.database), owner), dialects.file_at(self.parsed)
         self._engines: dict[int, Engine] = {}
+        weakref.finalize(self, _dispose, self._engines).atexit = False  # Python warns of those that are left open
         self._reached = False
         self._reserve = Reserve(str(self.parsed.database)) if self._is_file() and not refusal else None
         if self._is_file():
@@ -132,9 +134,7 @@ class Database:
 
     def close(self) -> None:
         """Give back this process's connections; they are opened again when used."""
-        engine = self._engines.pop(os.getpid(), None)
-        if engine is not None:
-            uninterrupted(engine.dispose)
+        _dispose(self._engines)
 
     def _engine(self) -> Engine:
         found = self._engines.get(os.getpid())
@@ -181,6 +181,13 @@ class Database:
             raise StorageReadOnly(f"catalog {where}: {error.strerror}") from error
         except OSError as error:
             raise CatalogError(f"catalog {where}: {error.strerror}") from error
+
+
+def _dispose(engines: dict[int, Engine]) -> None:
+    """Close this process's connections."""
+    engine = engines.pop(os.getpid(), None)
+    if engine is not None:
+        uninterrupted(engine.dispose)
 
 
 @dataclass

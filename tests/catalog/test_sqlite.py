@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -13,10 +14,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.engine.default import DefaultExecutionContext
 
+import ckptstore
 from ckptstore import errors
 from ckptstore.catalog import dialects
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
@@ -378,6 +381,30 @@ def test_pack_of_no_chunks(url):
     catalog = open_catalog(url, create=True)
     make(catalog, new_commit(0, [NewPack("0" * 32, 10, [])]))
     assert catalog.stats().chunks == 0
+
+
+def test_a_store_that_is_dropped_leaves_no_connection_open(tmp_path, monkeypatch):
+    """Python 3.13 warns of one that is left to the garbage collector."""
+    opened: list[Any] = []
+    closed: list[sqlite3.Connection] = []
+
+    class Told(sqlite3.Connection):
+        def close(self):
+            closed.append(self)
+            super().close()
+
+    def connect(*given, **named):
+        opened.append(given)
+        return real(*given, **named, factory=Told)
+
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    for read_only in (False, True):
+        store = ckptstore.open(tmp_path / "store", read_only=read_only)
+        store.steps()
+        del store
+        gc.collect()
+        assert len(closed) == len(opened) > 0
 
 
 def test_a_copied_file_is_a_whole_catalog(url, tmp_path):
