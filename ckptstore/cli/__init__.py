@@ -19,7 +19,7 @@ from ckptstore.cli.contents import diff, ls
 from ckptstore.cli.doctor import doctor
 from ckptstore.cli.failures import GuardedGroup
 from ckptstore.cli.files import export_, import_
-from ckptstore.cli.history import log, restore, rm, show, steps, tag
+from ckptstore.cli.history import log, restore, rm, runs, show, steps, tag
 from ckptstore.cli.mending import repair
 from ckptstore.cli.pushing import push
 from ckptstore.cli.reading import read
@@ -40,7 +40,7 @@ def cli() -> None:
 
 
 for _command in (
-    *(init, log, show, steps, ls, read, diff, tag, rm, restore, gc, verify, repair, stats),
+    *(init, log, show, steps, runs, ls, read, diff, tag, rm, restore, gc, verify, repair, stats),
     *(push, export_, import_, migrate, rebuild, rekey, doctor, completion),
 ):
     cli.add_command(_command)

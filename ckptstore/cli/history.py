@@ -1,4 +1,4 @@
-"""Commands about commits: log, show, steps, tag, rm, restore."""
+"""Commands about commits and runs: log, show, steps, runs, tag, rm, restore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ckptstore.cli.place import STEP, Place, reading_command, store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
-    from ckptstore.catalog.records import CommitRecord
+    from collections.abc import Sequence
+
+    from ckptstore.catalog.records import CommitRecord, RunRecord
     from ckptstore.store import Store
 
 _LOG = (
@@ -25,6 +27,12 @@ _LOG = (
     Column("LOGICAL", right=True),
     Column("NEW", right=True),
     Column("METADATA", crop=True),
+)
+_RUNS = (
+    Column("RUN", fold=True),
+    Column("COMMITS", right=True),
+    Column("LATEST", right=True),
+    Column("FORKED FROM", fold=True),
 )
 
 
@@ -107,6 +115,31 @@ def steps(place: Place, *, as_json: bool) -> None:
     else:
         for step in found:
             click.echo(step)
+
+
+@click.command()
+@reading_command
+def runs(place: Place, *, as_json: bool) -> None:
+    """List the runs, how many commits they have, and their origin."""
+    from ckptstore.cli.records import run_json
+
+    with place.open(any_run=True) as store:
+        found = store.runs()
+    if as_json:
+        print_json([run_json(run) for run in found])
+    elif found:
+        print_runs(found)
+    else:
+        click.echo("the store has no run", err=True)
+
+
+def print_runs(found: Sequence[RunRecord]) -> None:
+    """A table of runs."""
+    print_table(_RUNS, [[run.name, f"{run.commits:,}", _latest(run), run.forked_from or ""] for run in found])
+
+
+def _latest(run: RunRecord) -> str:
+    return "" if run.latest is None else str(run.latest)
 
 
 @click.command(epilog=STEP)

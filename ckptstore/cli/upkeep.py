@@ -9,6 +9,7 @@ import click
 from ckptstore.cli import text
 from ckptstore.cli.environment import CATALOG
 from ckptstore.cli.failures import FAILED
+from ckptstore.cli.history import print_runs
 from ckptstore.cli.output import print_fields, print_json, print_table, progress_bar
 from ckptstore.cli.place import Place, reading_command, store_command
 from ckptstore.cli.table import Column
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
     from ckptstore.operations.problem import Problem
     from ckptstore.operations.verify import Level, VerifyReport
 
-_RUNS = (
-    Column("RUN", fold=True),
-    Column("COMMITS", right=True),
-    Column("LATEST", right=True),
-    Column("FORKED FROM", fold=True),
-)
 _PROBLEMS = (Column("OBJECT", fold=True), Column("PROBLEM", fold=True), Column("AFFECTED", fold=True))
 _LEFT_OUT = (Column("LEFT OUT", fold=True), Column("WHY", fold=True))
 _MOST_AFFECTED = 3
@@ -80,12 +75,7 @@ def stats(place: Place, *, as_json: bool) -> None:
         print_fields(_stats_fields(counts))
         if runs:
             click.echo()
-            rows = [[run.name, f"{run.commits:,}", _latest(run), run.forked_from or ""] for run in runs]
-            print_table(_RUNS, rows)
-
-
-def _latest(run: RunRecord) -> str:
-    return "" if run.latest is None else str(run.latest)
+            print_runs(runs)
 
 
 def _stats_fields(counts: CatalogStats) -> dict[str, str]:

@@ -31,6 +31,7 @@ def test_torch_is_not_imported_to_look_at_a_store(url):
             run("log", "{url}", *json)
             run("show", "{url}", "latest", *json)
             run("steps", "{url}", *json)
+            run("runs", "{url}", *json)
             run("ls", "{url}", "0", "**", *json)
             run("read", "{url}", "0", "optim/lr", *json)
             run("diff", "{url}", "0", "100", *json)

@@ -50,6 +50,17 @@ def test_stats(url, told, asked):
     assert runs["main"]["latest"] == 200 and runs["side"]["forked_from"] == "main@200"
 
 
+def test_runs(url, told, asked, run, tmp_path):
+    assert [line.split() for line in told("runs", url).splitlines()[1:]] == [
+        ["main", "3", "200"],
+        ["side", "1", "210", "main@200"],
+    ]
+    assert asked("runs", url) == asked("stats", url)["runs"]
+    ckptstore.open(tmp_path / "empty").close()
+    assert run("runs", tmp_path / "empty").stderr == "the store has no run\n"
+    assert asked("runs", tmp_path / "empty") == []
+
+
 def test_verify(url, told, asked):
     assert told("verify", url).startswith("no problem in 4 commits")
     assert asked("verify", url)["ok"]
@@ -153,6 +164,7 @@ def test_what_is_about_all_runs_needs_none(tmp_path, told):
     with ckptstore.open(tmp_path / "store", run="exp-7") as store:
         store.commit({"a": 1}, step=0)
     assert "exp-7" in told("stats", tmp_path / "store")
+    assert "exp-7" in told("runs", tmp_path / "store")
     assert told("verify", tmp_path / "store").startswith("no problem in 1 commit")
     assert "to free: 0 packs" in told("gc", tmp_path / "store")
 
