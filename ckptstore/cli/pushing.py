@@ -61,4 +61,4 @@ def _print(pushed: list[CommitRecord]) -> None:
     for commit in pushed:
         click.echo(f"pushed {commit.address}: {text.size(commit.new_bytes)} new")
     if not pushed:
-        click.echo("nothing to push; what repair could not mend there, if anything, is mended")
+        click.echo("nothing to push: the target has all of it")

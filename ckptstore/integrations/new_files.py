@@ -20,7 +20,7 @@ def new_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     A file that is overwritten keeps its permissions, and a link to one stays. After an error nothing is left, and what
     was there is as it was. Raises Conflict when it exists, unless `overwrite`, and always for what is no regular file.
     """
-    taken = Conflict(f"{path} exists already: choose another name, or overwrite it (--force)")
+    taken = Conflict(f"{path} exists already: choose another name, or overwrite it (overwrite=True, --force)")
     if os.path.lexists(path):
         if not overwrite:
             raise taken

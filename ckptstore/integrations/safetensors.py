@@ -105,6 +105,7 @@ def import_safetensors(
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
+        OSError: the file is not there, or cannot be read.
         FormatError: the file is no safetensors file, has parts of tensors or is one of several, or one name in it is
             beneath another one, without `name`; the folder has no such files, or they are not those that its index
             names. Nothing is committed.

@@ -39,8 +39,13 @@ def load_saved(opened: IO[bytes], told: str, *, device: str = "cpu", allow_pickl
         elif allow_pickle and isinstance(error, ImportError | AttributeError):
             why = f"holds objects whose classes are not found here: {error}: put their modules on PYTHONPATH"
         else:
-            why = f"is no whole file of torch.save ({type(error).__name__})"
+            why = f"is no whole file of torch.save ({type(error).__name__}){_other_import(told)}"
         raise FormatError(f"{told} {why}") from error
+
+
+def _other_import(told: str) -> str:
+    """What to do about a file whose name is that of another format."""
+    return ": use import_safetensors (--format safetensors)" if told.endswith(".safetensors") else ""
 
 
 def refused_type(error: Exception) -> str | None:

@@ -88,6 +88,7 @@ def import_torch(
         progress: called with (stage, bytes done, bytes in all).
 
     Raises:
+        OSError: the file is not there, or cannot be read.
         FormatError: no file of `torch.save`, or one with objects that need `allow_pickle`.
         InvalidArgument: the file holds no dict with names, and no `name` was given.
         UnsupportedLeaf: a leaf has no encoding.

@@ -138,7 +138,7 @@ def is_stateful(value: object) -> bool:
 
 def _checked(app_state: object) -> dict[str, object]:
     if not isinstance(app_state, Mapping):
-        raise InvalidArgument(f"the app state is a {type_name(app_state)}: give a dict of names")
+        raise InvalidArgument(f'the app state is a {type_name(app_state)}: give a dict of names, as {{"model": model}}')
     for key in app_state:
         if type(key) is not str:
             raise InvalidArgument(f"the app state has the key {key!r}: give names that are str")

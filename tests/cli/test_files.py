@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import sys
 import types
 from argparse import Namespace
@@ -292,7 +293,7 @@ def test_a_failed_export_leaves_nothing(store, export, monkeypatch):
     for name in ("new.bin", "old.bin"):
         with pytest.raises(OSError, match="No space"):
             export(store, 0, name, overwrite=True)
-    with pytest.raises(Conflict):
+    with pytest.raises(Conflict, match=r"overwrite it \(overwrite=True, --force\)"):
         export(store, 0, "old.bin")
     with pytest.raises(OSError, match=r"missing/out\.bin"):
         export(store, 0, "missing/out.bin")
@@ -414,6 +415,37 @@ def test_an_object_whose_class_is_not_here(store, monkeypatch):
     with pytest.raises(FormatError, match="No module named 'elsewhere': put their modules on PYTHONPATH"):
         import_torch(store, "things.pt", step=0, allow_pickle=True)
     assert store.steps() == []
+
+
+def test_a_file_of_another_format(store):
+    safetensors.torch.save_file({"w": torch.ones(3)}, "m.safetensors")
+    with pytest.raises(FormatError, match=r"m\.safetensors is no whole .*: use import_safetensors \(--format safetens"):
+        import_torch(store, "m.safetensors", step=0)
+    for load in (import_torch, import_safetensors):
+        with pytest.raises(FileNotFoundError, match="nofile"):
+            load(store, "nofile", step=0)
+
+
+def test_what_plain_torch_refuses_to_load(store):
+    leaves = {
+        "rng": ckptstore.RNGState(),
+        "array": np.ones(3),
+        "date": datetime(2026, 1, 2, tzinfo=UTC),
+        "path": Path("a"),
+    }
+    for step, (name, leaf) in enumerate((leaves | {"generator": torch.Generator()}).items()):
+        store.commit({name: leaf, "w": torch.ones(3)}, step=step)
+        export_torch(store, step, f"{name}.pt")
+        with pytest.raises(pickle.UnpicklingError, match="Weights only"):
+            torch.load(f"{name}.pt")
+        assert torch.load(f"{name}.pt", weights_only=False)["w"].equal(torch.ones(3))
+        if name == "generator":
+            with pytest.raises(FormatError, match="Generator, whose unpickling can run any code"):
+                import_torch(store, f"{name}.pt", step=100)
+        else:
+            import_torch(store, f"{name}.pt", step=100 + step)
+        export_torch(store, step, f"{name}.pt", paths="w", overwrite=True)
+        assert torch.load(f"{name}.pt")["w"].equal(torch.ones(3))
 
 
 def test_a_file_runs_no_code(store):

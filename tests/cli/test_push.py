@@ -20,7 +20,7 @@ def test_push_brings_what_the_target_lacks(url, target, told, asked):
     assert (made["run"], made["step"], made["parent"], made["tags"]) == ("main", 200, "main@100", [])
     assert made["metadata"] == asked("show", url, 200)["metadata"]
     assert made["created"] == asked("show", url, 200)["created"]
-    assert told("push", url, target) == "nothing to push; what repair could not mend there, if anything, is mended\n"
+    assert told("push", url, target) == "nothing to push: the target has all of it\n"
     assert asked("push", url, target) == []
     with ckptstore.open(url) as here, ckptstore.open(target) as there:
         for step in (0, 100, 200):

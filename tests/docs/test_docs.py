@@ -92,3 +92,17 @@ def test_the_tree_of_errors_is_drawn_whole():
         if isinstance(node, ast.ClassDef) and node.name != "CkptStoreError"
     }
     assert drawn == classes
+
+
+def below(group):
+    return {error for child in group.__subclasses__() for error in (child, *below(child))}
+
+
+def test_the_guide_names_every_error_in_its_group():
+    told = (ROOT / "docs" / "guide.md").read_text().partition("\n## Errors\n")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| `.*$", told, re.MULTILINE)]
+    groups = {group: {name for name in names if hasattr(errors, name)} for group, *names in rows}
+    assert groups == {
+        group.__name__: {error.__name__ for error in below(group)} for group in errors.CkptStoreError.__subclasses__()
+    }
+    assert {*groups, *set().union(*groups.values())} < set(ckptstore.__all__)

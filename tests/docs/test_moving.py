@@ -67,6 +67,9 @@ def test_from_dcp(training):
     for left, right in rows(page):
         exec(left, theirs)
         run_ours(right, ours)
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        exec(block, ours)
+    assert ours["weights"]["weight"].equal(ours["loaded"]["model"]["weight"])
     run_examples(page)
     with ckptstore.open("new") as store:
         assert store.read(1, "model/weight").equal(ours["loaded"]["model"]["weight"])

@@ -9,7 +9,7 @@ from torch import nn
 
 import ckptstore
 from ckptstore import KeepEvery, Store
-from ckptstore.chunkstore import ChunkStore, ChunkWriter, jobs, writer
+from ckptstore.chunkstore import ChunkStore, ChunkWriter, jobs, windows, writer
 from ckptstore.chunkstore.needs import Way
 from ckptstore.format.manifest import chunk_digests
 from ckptstore.testing.equality import assert_same
@@ -241,8 +241,8 @@ def test_a_checkout_of_a_chain_keeps_to_its_budget(store, budget):
 
 
 def test_a_commit_reads_what_it_is_made_of_once(store, monkeypatch):
-    for few in ("_BATCH_BYTES", "_WINDOW_COPIES"):
-        monkeypatch.setattr(writer, few, 1)
+    monkeypatch.setattr(writer, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(windows, "COPIES", 1)
     training = Training()
     committed(store, training, range(2))
     with recorded(store) as (counted, recording):
@@ -274,7 +274,7 @@ def test_weights_that_stay_make_no_endless_run(store, monkeypatch, cls):
     training = cls()
     training.optimizer.param_groups[0] |= {"lr": 0.0}
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "_WINDOW_COPIES", 1 << 16)
+        patch.setattr(windows, "COPIES", 1 << 16)
         held = committed(store, training, range(3))
     assert max(sizes) <= 4 << 16
     assert len(sizes) > 10 or cls is Idle

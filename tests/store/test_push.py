@@ -21,7 +21,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import ckptstore
-from ckptstore.chunkstore import writer
+from ckptstore.chunkstore import windows, writer
 from ckptstore.errors import (
     CorruptData,
     InvalidArgument,
@@ -272,7 +272,7 @@ SIZE = 256 << 10
 def test_a_push_holds_a_few_packs_and_batches(tmp_path, targets, monkeypatch, kind):
     whole, pack, batch = 64 * SIZE, 4 * SIZE, 4 * SIZE
     monkeypatch.setattr(packs, "TARGET_BYTES", pack)
-    monkeypatch.setattr(writer, "_WINDOW_COPIES", batch)
+    monkeypatch.setattr(windows, "COPIES", batch)
     monkeypatch.setattr(push, "_BATCH_BYTES", batch)
     target = targets(kind)
     slow = Store(replace(target._parts, storage=Latency(target._parts.storage, 0.03), compression="none"), "main")
@@ -286,8 +286,8 @@ def test_a_push_holds_a_few_packs_and_batches(tmp_path, targets, monkeypatch, ki
 
 
 def test_what_is_pushed_fills_its_packs(tmp_path, targets, monkeypatch):
-    for name in ("_WINDOW_COPIES", "_SOON"):
-        monkeypatch.setattr(writer, name, SIZE)
+    monkeypatch.setattr(windows, "COPIES", SIZE)
+    monkeypatch.setattr(writer, "_SOON", SIZE)
     target = targets()
     with ckptstore.open(tmp_path / "source", chunk_bytes=SIZE) as source:
         source.commit({"w": torch.rand(2 * SIZE)}, step=0)
