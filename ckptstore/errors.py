@@ -144,9 +144,9 @@ class StateMismatch(StateError):
     def __init__(self, missing: Sequence[str], unexpected: Sequence[str], different: Sequence[str]) -> None:
         self.missing, self.unexpected, self.different = tuple(missing), tuple(unexpected), tuple(different)
         parts = [
+            listing("different", self.different),
             listing("in the target but not in the commit", self.missing),
             listing("in the commit but not in the target", self.unexpected),
-            listing("different", self.different),
             _otherwise(self.different),
             _wrapping(self.missing, self.unexpected),
             _fresh(self.unexpected),
@@ -277,7 +277,8 @@ def listing(title: str, paths: Sequence[str], most: int = 20) -> str:
 def _otherwise(different: Sequence[str]) -> str:
     """What to do where a form is meant to be another one, as that of a new head."""
     found = any(" in the commit, " in told for told in different)
-    return "  what is meant to differ is left as it is when paths= selects the others" if found else ""
+    advice = 'to leave what is meant to differ as it is, select the others with paths=, as paths=["model", "sched"]'
+    return f"  {advice}" if found else ""
 
 
 def _fresh(unexpected: Sequence[str]) -> str:
