@@ -19,6 +19,7 @@ from ckptstore.state import composites
 from ckptstore.state.casts import check_takes
 from ckptstore.state.shards import is_sharded
 from ckptstore.state.tensors import Array, TensorLeaf, check_fits
+from ckptstore.state.tree import CALL_LAZY
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -77,9 +78,14 @@ class Fitting:
 
     @cached_property
     def rebuilt(self) -> frozenset[str]:
-        """Sparse and quantised tensors of the commit's form whose parts are of another size: these are made anew."""
+        """Sparse and quantised tensors of the commit's form whose parts are of another size: these are made anew.
+
+        Not those into which a module would copy the new one, and torch cannot.
+        """
         kinds = {path: own for path, own in self._flat.containers.items() if own.kind in composites.KINDS}
-        same = {path for path, own in kinds.items() if self._has_same_form(path, own)}
+        compressed = (path for path, own in kinds.items() if own.kind in composites.COMPRESSED)
+        kept = set(filter(self._owned.is_of_module, compressed))
+        same = {path for path, own in kinds.items() if path not in kept and self._has_same_form(path, own)}
         return frozenset(path for path in same if not self._fits_in_place(path, kinds[path]))
 
     def ties(self) -> Iterator[list[str]]:
@@ -133,7 +139,7 @@ class Fitting:
                 yield f"{path}: a plain value in the commit, a tensor in the target"
             elif isinstance(wanted, TensorEntry):
                 lazy = path in self._owned.uninitialised
-                own = "not initialised yet in the target: call the lazy module once first" if lazy else _PLAIN
+                own = f"not initialised yet in the target: {CALL_LAZY}" if lazy else _PLAIN
                 yield f"{path}: a tensor in the commit, {own}"
 
     def _other_composites(self) -> Iterator[str]:

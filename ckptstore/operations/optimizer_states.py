@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from ckptstore.format.manifest import Entry, Manifest, TensorEntry
+from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry
 from ckptstore.operations.ownership import Ownership
 from ckptstore.state import composites
 from ckptstore.state.casts import can_cast
@@ -46,8 +46,16 @@ def _lacking(owned: Ownership, optimizer: torch.optim.Optimizer, groups: Sequenc
     """Numbers among its hyperparameters that its groups have, and not the commit's; later torch adds only switches."""
     numbers = {name for name, value in getattr(optimizer, "defaults", {}).items() if _is_number(value)}
     here, there = owned.flat.containers, owned.manifest.containers
-    told = (numbers.intersection(here[path].keys).difference(there[path].keys) for path in groups if path in here)
+    told = (
+        numbers.intersection(_hyperparameters(here[path])).difference(_hyperparameters(there[path]))
+        for path in groups
+        if path in here
+    )
     return sorted(set().union(*told))
+
+
+def _hyperparameters(group: Container) -> Iterator[str]:
+    return (key for key in group.keys if type(key) is str)
 
 
 def _is_number(value: object) -> bool:

@@ -95,6 +95,10 @@ class Ownership:
         """Whether dtype and shape must be those of the target; optimizers do not look at them."""
         return not self.is_free(path) or isinstance(self._owners[self._root(path)], torch.optim.Optimizer)
 
+    def is_of_module(self, path: str) -> bool:
+        """Whether it is a module's, which copies what it gets into the tensor that it has."""
+        return isinstance(self._owners.get(self._root(path)), torch.nn.Module)
+
     def touches(self, path: str) -> bool:
         """Whether the commit has something for the stateful object at `path`."""
         if self._globs is None and path in self.manifest.containers:

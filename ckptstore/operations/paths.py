@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ckptstore.errors import InvalidArgument, PathNotFound, nearest
 from ckptstore.state.paths import selector
@@ -11,11 +11,14 @@ from ckptstore.state.paths import selector
 T = TypeVar("T")
 
 
-def as_globs(paths: object, name: str = "paths") -> tuple[str, ...] | None:
+def as_globs(paths: Any, name: str = "paths") -> tuple[str, ...] | None:
     """One glob, several, or None where there is no choice; `name` is that of the argument."""
     if paths is None:
         return None
-    globs = (paths,) if isinstance(paths, str) else tuple(paths) if isinstance(paths, Iterable) else (paths,)
+    try:
+        globs = (paths,) if isinstance(paths, str) else tuple(paths)
+    except TypeError:
+        globs = (paths,)
     for glob in globs:
         if not isinstance(glob, str):
             raise InvalidArgument(f"{name}={paths!r}: give a glob of logical paths, or a list of them")

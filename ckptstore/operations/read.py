@@ -24,9 +24,12 @@ from ckptstore.state.tree import unflatten
 
 @uncompiled
 def read(
-    chunks: ChunkStore, view: ManifestView, path: str, index: Any, out: Any, *, allow_pickle: bool, budget: int | None
+    chunks: ChunkStore, view: ManifestView, path: Any, index: Any, out: Any, *, allow_pickle: bool, budget: int | None
 ) -> Any:
     """What is at `path`; see `Store.read`."""
+    if not isinstance(path, str):
+        kind = type(path).__name__
+        raise InvalidArgument(f"the path is a {kind}: give one as text, or several to checkout(paths=…)")
     entry = view.manifest.entries.get(path)
     if isinstance(entry, TensorEntry):
         return _read_array(chunks, entry, path, index, out, budget)

@@ -20,7 +20,7 @@ from ckptstore.operations.fitting import Fitting
 from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.optimizer_states import parameter_names
 from ckptstore.operations.ownership import Ownership
-from ckptstore.operations.paths import require_matches
+from ckptstore.operations.paths import chosen, require_matches
 from ckptstore.operations.ranks.rank_view import seen_from
 from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.operations.view import ManifestView
@@ -31,7 +31,8 @@ from ckptstore.state.shards import is_sharded, part_of, regions_of
 from ckptstore.state.stateful import RNGState, StateDict, is_exact
 from ckptstore.state.steps import stepping
 from ckptstore.state.tensors import Array, as_tracked, clone, identity
-from ckptstore.state.tree import flatten, is_stateful, unflatten
+from ckptstore.state.tree import flatten_target, is_stateful, unflatten
+from ckptstore.state.values import decode
 
 
 @uncompiled
@@ -51,10 +52,13 @@ def restore(
     """Load the commit's leaves under the names of `into`; see `Store.checkout`."""
     if not isinstance(into, MutableMapping):
         raise InvalidArgument(
-            f"the app state to fill is a {type(into).__name__}: give a dict, whose plain values are replaced"
+            f'the app state to fill is a {type(into).__name__}: give a dict of names, as {{"model": model}}'
         )
+    flat = flatten_target(into)
+    for error in chosen(flat.unfit, globs).values():
+        raise error
     seen = seen_from(view.manifest, seat, set(map(segment, into)), globs, strict=strict)
-    owned = Ownership(seen, flatten(into, allow_pickle=True), globs, strict=strict)
+    owned = Ownership(seen, flat, globs, strict=strict)
     fitting, manifest = Fitting(owned, strict=strict, allow_cast=allow_cast), owned.manifest
     require_matches([*manifest.entries, *manifest.containers], globs, view.name)
     for path, container in manifest.containers.items():
@@ -115,7 +119,8 @@ class _Telling:
             return _renewed(live, self.loaded[path])
         if path in self.fitting.rebuilt:
             return _replaced(live, self._built(path))
-        opened = None if isinstance(live, torch.Tensor) else open_container(live, path)
+        known = path in self.owned.flat.containers and not isinstance(live, torch.Tensor)
+        opened = open_container(live, path) if known else None
         if opened is None:
             return live
         container, children = opened
@@ -147,9 +152,10 @@ class _Telling:
 
     def _with_empty(self, state: dict[Any, Any], path: str) -> dict[Any, Any]:
         """With just the commit's keys, also of containers without leaves, which nothing else tells of."""
-        keys = dict.fromkeys(self.owned.manifest.containers[path].keys)
-        made = {key: self._built(join(path, segment(key))) for key in keys if key not in state}
-        return {key: value for key, value in state.items() if key in keys} | made
+        encoded = self.owned.manifest.containers[path].keys
+        places = {decode(key, path, allow_pickle=self.allow_pickle): join(path, segment(key)) for key in encoded}
+        made = {key: self._built(place) for key, place in places.items() if key not in state}
+        return {key: value for key, value in state.items() if key in places} | made
 
     def _set_apart(self, path: str) -> dict[str, object]:
         """Copies of what was filled there: who loads it may begin with what it has, to reset it for instance.
@@ -204,6 +210,8 @@ def _renewed(live: Any, loaded: Any) -> Any:
 
 def _put_own_tensors(module: torch.nn.Module, state: dict[str, Any]) -> None:
     """Put the module's own tensors where these are filled already: copying one onto itself costs nothing."""
+    if getattr(module.state_dict, "__func__", None) is not torch.nn.Module.state_dict:
+        return  # it may take no arguments, and give what is no tensor of its own
     for key, own in module.state_dict(keep_vars=True).items():
         if isinstance(own, torch.Tensor) and isinstance(state.get(key), torch.Tensor) and _is_filled(own, state[key]):
             state[key] = own

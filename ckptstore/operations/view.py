@@ -12,6 +12,7 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import PathNotFound, nearest
 from ckptstore.format.manifest import Entry, Manifest, check_consistent
 from ckptstore.locks import Lock
+from ckptstore.state.paths import selector
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ class ManifestView(Mapping[str, Entry]):
     def unknown(self, path: str) -> PathNotFound:
         """The error for a path that the commit does not have."""
         known = [*self.manifest.entries, *self.manifest.containers]
+        if path not in self.manifest.containers and any(map(selector([path]), known)):
+            return PathNotFound(f"{self.name} has no path {path!r}: it is a glob, which checkout(paths=…) takes")
         return PathNotFound(f"{self.name} has no path {path!r}; {nearest(path, known)}")
 
 

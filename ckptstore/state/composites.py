@@ -21,7 +21,8 @@ _COMPRESSED: dict[torch.layout, tuple[str, str, str]] = {
 }
 _COMPRESSED_LAYOUTS = {names[0]: layout for layout, names in _COMPRESSED.items()}
 _QUANTISED_AS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
-KINDS = frozenset({"sparse_coo", "quantized_per_tensor", "quantized_per_channel", *_COMPRESSED_LAYOUTS})
+COMPRESSED = frozenset(_COMPRESSED_LAYOUTS)
+KINDS = COMPRESSED | {"sparse_coo", "quantized_per_tensor", "quantized_per_channel"}
 
 Opened = tuple[Container, Sequence[Tensor]]
 
@@ -87,16 +88,25 @@ def _open_compressed(tensor: Tensor) -> Opened:
 def _open_quantised(tensor: Tensor, path: str) -> Opened:
     if tensor.dtype not in _QUANTISED_AS:
         raise UnsupportedLeaf(path, f"a tensor of dtype {dtype_name(tensor.dtype)}", "store its int_repr() and scales")
+    scheme = _scheme(tensor, path)
     integers = torch.empty(0, dtype=_QUANTISED_AS[tensor.dtype], device=tensor.device).set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
     )
     attributes: dict[str, Any] = {"dtype": dtype_name(tensor.dtype)}
-    if tensor.qscheme() is torch.per_tensor_affine:
+    if scheme is torch.per_tensor_affine:
         attributes |= {"scale": tensor.q_scale(), "zero_point": tensor.q_zero_point()}
         return _container("quantized_per_tensor", attributes, int_repr=integers)
     attributes["axis"] = tensor.q_per_channel_axis()
     scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
     return _container("quantized_per_channel", attributes, int_repr=integers, scales=scales, zero_points=zero_points)
+
+
+def _scheme(tensor: Tensor, path: str) -> torch.qscheme:
+    try:
+        return tensor.qscheme()
+    except RuntimeError:
+        what, advice = "a quantised tensor without a scale", "make it by torch.quantize_per_tensor"
+        raise UnsupportedLeaf(path, what, advice, use="store or fill") from None
 
 
 def _build_quantised(path: str, container: Container, parts: Mapping[str, Any]) -> Tensor:

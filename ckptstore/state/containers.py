@@ -7,7 +7,9 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ckptstore.errors import UnknownType, UnsupportedLeaf
+import msgspec
+
+from ckptstore.errors import StateError, UnknownType, UnsupportedLeaf
 from ckptstore.format.manifest import Container, Value
 from ckptstore.state.classes import (
     attributes_of,
@@ -17,7 +19,7 @@ from ckptstore.state.classes import (
     is_namedtuple,
     with_attributes,
 )
-from ckptstore.state.values import decode, encode, type_name
+from ckptstore.state.values import decode, encode, is_plain, type_name
 
 Opened = tuple[Container, Sequence[object]]
 
@@ -46,7 +48,8 @@ def open_container(value: Any, path: str) -> Opened | None:
         attributes = {"factory": _factory_name(value.default_factory, path)}
         return Container("defaultdict", _keys(value, path), attributes=attributes), list(value.values())
     if cls in _SEQUENCES.values():
-        return Container(cls.__name__, tuple(range(len(value)))), list(value)
+        children = _in_order(value, path) if cls is set or cls is frozenset else list(value)
+        return Container(cls.__name__, tuple(range(len(children)))), children
     if cls is deque:
         return Container("deque", tuple(range(len(value))), attributes={"maxlen": value.maxlen}), list(value)
     if is_namedtuple(cls) and not getattr(value, "__dict__", None):
@@ -131,6 +134,21 @@ def _build_dataclass(container: Container, attributes: dict[str, object], path: 
 
 def _keys(value: Mapping[Any, Any], path: str) -> tuple[Value, ...]:
     return tuple([key if type(key) is str and key.isascii() else encode(key, path) for key in value])
+
+
+def _in_order(members: Iterable[object], path: str) -> list[object]:
+    """By what is stored of them, the same in every process; but tensors and what is pickled stay as they are found."""
+    try:
+        return sorted(members, key=lambda member: msgspec.msgpack.encode(_told(member, path)))
+    except RecursionError as error:
+        raise StateError(f"the state contains itself at {path!r}: a cycle cannot be stored") from error
+
+
+def _told(value: object, path: str) -> object:
+    if is_plain(value):
+        return encode(value, path)
+    opened = open_container(value, path)
+    return type_name(value) if opened is None else (opened[0], [_told(child, path) for child in opened[1]])
 
 
 def _factory_name(factory: object, path: str) -> str | None:

@@ -60,5 +60,6 @@ class RNGState:
 
     @staticmethod
     def is_told(keys: Iterable[object]) -> bool:
-        """Whether a state with these keys tells of any generator."""
-        return not {"python", "numpy", "torch", "cuda", _TORCHSNAPSHOT}.isdisjoint(keys)
+        """Whether a state with these keys, encoded or not, tells of any generator."""
+        known = {"python", "numpy", "torch", "cuda", _TORCHSNAPSHOT}
+        return any(type(key) is str and key in known for key in keys)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from ckptstore.errors import (
     CkptStoreError,
@@ -34,7 +35,11 @@ from ckptstore.state.values import decode, encode, is_plain, type_name
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+CALL_LAZY = "call the lazy module once first"
+
 _MOST_NESTED = 128
+_UNKNOWN: Value = {"pickle": b""}
+"""Stands for what a target has and nobody looks into."""
 _SUBCLASS = "a tensor subclass: store its local, plain tensors, or a ShardedTensor with dcp.save and StoreWriter"
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -51,6 +56,7 @@ class Flat:
         owners: those of them that are not part of another one's state.
         sharded: path → DTensor; its leaf is the part that this process has.
         replicated: paths of leaves that are to be taken for the same on all ranks that have them.
+        unfit: of a target: path → why what is there can take nothing.
     """
 
     leaves: dict[str, TensorLeaf | Value]
@@ -60,6 +66,7 @@ class Flat:
     owners: dict[str, object] = field(default_factory=dict)
     sharded: dict[str, DTensor] = field(default_factory=dict)
     replicated: frozenset[str] = frozenset()
+    unfit: dict[str, UnsupportedLeaf] = field(default_factory=dict)
 
     @property
     def tied(self) -> dict[str, str]:
@@ -92,6 +99,13 @@ def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False, repl
     walk = _Walk(allow_pickle)
     walk.enter(_checked(app_state), "")
     return walk.flat(frozenset(filter(selector(replicated), walk.leaves)))
+
+
+def flatten_target(app_state: Mapping[str, object]) -> Flat:
+    """Every leaf of a state that is to be filled, likewise; what cannot be stored is a plain value, or `Flat.unfit`."""
+    walk = _Walk(allow_pickle=False, is_target=True)
+    walk.enter(_checked(app_state), "")
+    return walk.flat(frozenset())
 
 
 def flatten_at(path: str, value: object, *, allow_pickle: bool = False) -> Flat:
@@ -148,31 +162,38 @@ def _checked(app_state: object) -> dict[str, object]:
 @dataclass(slots=True)
 class _Walk:
     allow_pickle: bool
+    is_target: bool = False
     leaves: dict[str, TensorLeaf | Value] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
     stateful: dict[str, object] = field(default_factory=dict)
     owners: dict[str, object] = field(default_factory=dict)
     sharded: dict[str, DTensor] = field(default_factory=dict)
+    unfit: dict[str, UnsupportedLeaf] = field(default_factory=dict)
     _statefuls: int = 0
     _pointers: dict[str, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
 
     def visit(self, value: Any, path: str) -> None:
         cls = type(value)
-        if cls in _TENSORS:
-            self._tensor(value, path)
-        elif cls is np.ndarray:
-            self._numpy(value, path)
-        elif cls is PiecedTensor:
-            self.leaves[path] = PiecedLeaf(value.form, value)
-            self._pointers[path] = id(value)
-        elif is_plain(value):
-            self.leaves[path] = encode(value, path)
-        elif is_sharded(value):
-            self.sharded[path] = value
-            self._tensor(part_of(value), path)
-        else:
-            self._inner(value, path)
+        try:
+            if cls in _TENSORS:
+                self._tensor(value, path)
+            elif cls is np.ndarray:
+                self._numpy(value, path)
+            elif cls is PiecedTensor:
+                self.leaves[path] = PiecedLeaf(value.form, value)
+                self._pointers[path] = id(value)
+            elif is_plain(value):
+                self.leaves[path] = encode(value, path)
+            elif is_sharded(value):
+                self.sharded[path] = value
+                self._tensor(part_of(value), path)
+            else:
+                self._inner(value, path)
+        except UnsupportedLeaf as error:
+            if not self.is_target:
+                raise
+            self.leaves[path], self.unfit[path] = _UNKNOWN, error
 
     def enter(self, value: Any, path: str) -> None:
         if is_stateful(value):
@@ -190,7 +211,8 @@ class _Walk:
             self._unknown(value, path)
 
     def flat(self, replicated: frozenset[str]) -> Flat:
-        return Flat(self.leaves, self.containers, self.aliases(), self.stateful, self.owners, self.sharded, replicated)
+        found = self.leaves, self.containers, self.aliases(), self.stateful, self.owners, self.sharded
+        return Flat(*found, replicated, self.unfit)
 
     def aliases(self) -> tuple[tuple[str, ...], ...]:
         count = Counter(self._pointers.values())
@@ -209,8 +231,10 @@ class _Walk:
         if len(self._open) >= _MOST_NESTED:
             raise StateError(f"the state is nested deeper than {_MOST_NESTED} levels at {path!r}")
         self._open.add(id(value))
-        self.enter(value, path)
-        self._open.discard(id(value))
+        try:
+            self.enter(value, path)
+        finally:
+            self._open.discard(id(value))
 
     def _children(self, opened: tuple[Container, Sequence[object]], path: str) -> None:
         container, children = opened
@@ -240,11 +264,21 @@ class _Walk:
         self.leaves[path], self._pointers[path] = TensorLeaf(array), pointer(array)
 
     def _unknown(self, value: Any, path: str) -> None:
-        if isinstance(value, torch.Tensor) and not self.allow_pickle:
-            raise UnsupportedLeaf(path, type_name(value), _SUBCLASS)
-        if isinstance(value, np.ndarray) and not self.allow_pickle:
-            raise UnsupportedLeaf(path, type_name(value), "a numpy subclass: store what view(np.ndarray) gives")
+        if self.is_target:
+            self.leaves[path] = _UNKNOWN
+            return
+        if not self.allow_pickle:
+            _refuse_array(value, path)
         self.leaves[path] = encode(value, path, allow_pickle=self.allow_pickle)
+
+
+def _refuse_array(value: object, path: str) -> None:
+    """Raises UnsupportedLeaf for a subclass of tensors or arrays."""
+    if isinstance(value, torch.Tensor):
+        what, advice = ("not initialised yet", CALL_LAZY) if is_lazy(value) else (type_name(value), _SUBCLASS)
+        raise UnsupportedLeaf(path, what, advice)
+    if isinstance(value, np.ndarray):
+        raise UnsupportedLeaf(path, type_name(value), "a numpy subclass: store what view(np.ndarray) gives")
 
 
 _ABSENT = object()

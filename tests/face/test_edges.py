@@ -1,6 +1,7 @@
 """What a hostile review found: each was wrong once."""
 
 import math
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -33,6 +34,13 @@ from ckptstore.testing.equality import assert_same
 
 OTHER: Any = 5
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about sparse and quantised tensors
+
+
+@pytest.mark.parametrize("into", [torch.nn.Linear(1, 1), [torch.zeros(1)]])
+def test_an_app_state_to_fill_that_is_no_dict(store, into):
+    store.commit({"w": torch.zeros(1)}, step=0)
+    with pytest.raises(InvalidArgument, match=r'fill is a (Linear|list): give a dict of names, as \{"model": model\}'):
+        store.checkout(0, into=into)
 
 
 @pytest.mark.parametrize("shape", [(0, 2**31, 2**31), (2**61, 0), (1,) * 65, (0,) + (1,) * 64])
@@ -330,6 +338,28 @@ def test_tied_sparse_tensors_are_tied_again(store):
     assert state["a"] is not state["c"]
 
 
+SETS = """
+import sys, ckptstore
+from ckptstore.testing.states import Frozen, Point
+points = [Point("a", 1), Point("b", 2), Point("b", frozenset(map(Frozen, "xyz"))), Point("é", 4)]
+state = {"s": set(points), "f": [frozenset(points), set(map(Frozen, points)), {(point, 1) for point in points}]}
+with ckptstore.open(sys.argv[1]) as store:
+    store.commit(state, step=0)
+    assert store.checkout(0) == state
+    live = {"s": set(points), "f": [frozenset(points), set(map(Frozen, points)), {(point, 1) for point in points}]}
+    store.checkout(0, into=live)
+    assert live == state
+"""
+
+
+def test_the_same_sets_are_the_same_commit_in_every_process(tmp_path):
+    for seed in range(4):
+        environment = os.environ | {"PYTHONHASHSEED": str(seed)}
+        command = [sys.executable, "-c", SETS, str(tmp_path / "store")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 class Masked(torch.nn.Module):
     mask: torch.Tensor
 
@@ -353,6 +383,23 @@ def test_a_module_with_sparse_buffers_is_filled(store, strict):
     model = Masked(2)
     store.checkout(0, into={"m": model}, strict=strict)
     assert model.mask.to_dense().equal(Masked(5).mask.to_dense())
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc], ids=str)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_module_whose_compressed_buffers_have_another_number_of_elements_is_refused(store, layout, strict):
+    """Torch copies nothing into these."""
+    store.commit({"w": torch.ones(3), "m": Masked(5, layout)}, step=0)
+    live: dict[str, Any] = {"w": torch.zeros(3), "m": Masked(2, layout)}
+    for paths in (None, ["w", "m/mask"]):
+        with pytest.raises(StateMismatch, match=r"m/mask/values: float32\[5\] in the commit, float32\[2\] in"):
+            store.checkout(0, into=live, strict=strict, paths=paths)
+    assert not live["w"].any()
+    assert live["m"].mask.to_dense().equal(Masked(2, layout).mask.to_dense())
+    live["m"] = Masked(5, layout)
+    live["m"].mask.values().zero_()
+    store.checkout(0, into=live, strict=strict)
+    assert live["m"].mask.to_dense().equal(Masked(5, layout).mask.to_dense())
 
 
 def test_quantised_tensors_take_the_scale_of_the_commit(store):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import random
 import sys
+import threading
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -420,6 +423,36 @@ def test_a_module_whose_state_dict_is_another(store):
     assert_same(live.state_dict(), committed.state_dict())
 
 
+class Wrapping(nn.Module):
+    """Its state is that of what it wraps, and it is asked for in the plainest way."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.inner = model(seed)
+
+    def state_dict(self) -> Any:  # type: ignore[override]
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: Any) -> Any:  # type: ignore[override]
+        return self.inner.load_state_dict(state)
+
+
+def wrapping_by_attribute(seed: int) -> Any:
+    built = model(seed)
+    given = built.state_dict()
+    built.state_dict = lambda: given
+    return built
+
+
+@pytest.mark.parametrize("kind", [Wrapping, wrapping_by_attribute])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_module_whose_state_dict_takes_no_arguments(store, kind, strict):
+    committed, live = ({"m": kind(seed), "data": ckptstore.StateDict(seed=seed)} for seed in (0, 1))
+    store.commit(committed, step=0)
+    store.checkout(0, into=live, strict=strict)
+    assert_same(bits(live), bits(committed))
+
+
 def test_a_parametrized_module(store):
     def made() -> Any:
         return nn.utils.parametrizations.weight_norm(nn.Linear(30, 40))
@@ -760,6 +793,43 @@ def test_a_state_dict_has_the_commits_keys_also_of_what_is_empty(store):
     assert dict(state) == {"a": 1, "empty": {}}
 
 
+KEYS = [("a", 1), Colour.RED, torch.float32, 1 << 70, None, "é", 2.5, b"k"]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_a_state_dict_may_have_keys_of_any_kind(store, key):
+    def state(number: int, **more: Any) -> Any:
+        made: Any = ckptstore.StateDict(t=torch.full((3,), float(number)), **more)
+        made[key], made[key,] = number, {"x": number}
+        return made
+
+    committed, live = state(3), state(0, more={})
+    committed[((key,),)] = {}
+    store.commit({"data": committed}, step=0)
+    store.checkout(0, into={"data": live})
+    assert_same(live.data, committed.data)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_random_state_among_keys_of_any_kind(store, key):
+    store.commit({"rng": {key: 1, "torch": torch.get_rng_state()}}, step=0)
+    expected = torch.rand(5)
+    store.checkout(0, into={"rng": ckptstore.RNGState()})
+    assert torch.equal(torch.rand(5), expected)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_a_group_of_parameters_may_have_keys_of_any_kind(store, key):
+    committed, live = with_group(torch.optim.Adam), with_group(torch.optim.Adam)
+    for optimizer, value in ((committed, 1), (live, 2)):
+        optimizer.param_groups[0][key] = value
+    store.commit({"optim": committed}, step=0)
+    store.checkout(0, into={"optim": live})
+    assert_same(live.state_dict(), committed.state_dict())
+    with pytest.raises(StateMismatch, match="no dampening, momentum in the commit"):
+        store.checkout(0, into={"optim": with_group(torch.optim.SGD)})
+
+
 def test_a_module_without_anything_is_no_mistake(store, committed):
     live = app_state(1)
     store.checkout(0, into={"model": torch.nn.Identity(), "plain": live["plain"]}, strict=False)
@@ -770,7 +840,7 @@ def test_a_module_without_anything_is_no_mistake(store, committed):
 def test_what_cannot_be_meant_is_told_however_strict(store, committed, strict):
     live = app_state(1)
     before = bits(live)
-    with pytest.raises(StateMismatch, match=r"modle: the commit has .*model"):
+    with pytest.raises(StateMismatch, match=r"changed\n  different:\n    modle: the commit has .*model"):
         store.checkout(0, into={"modle": live["model"]}, strict=strict)
     with pytest.raises(StateMismatch, match=r"paths=\['plain/\*\*'\]: selects nothing of model"):
         store.checkout(0, into={"model": live["model"]}, paths="plain/**", strict=strict)
@@ -791,6 +861,58 @@ def test_paths_of_names_that_are_not_wanted(store, committed):
     store.checkout(0, into={"model": live["model"]}, paths=["plain/**", "model/1.running_mean"])
     before["model"]["1.running_mean"] = bits(committed)["model"]["1.running_mean"]
     assert_same(bits(live), before)
+
+
+def freed() -> torch.Tensor:
+    made = torch.ones(1000)
+    made.untyped_storage().resize_(40)
+    return made
+
+
+BESIDE: dict[str, Callable[[], Any]] = {
+    "a lock": threading.Lock,
+    "locks": lambda: [{"x": (threading.Lock(), 1)}],
+    "an object as a key": lambda: {threading.Lock(): 1},
+    "no memory": lambda: nn.Linear(2, 2, device="meta"),
+    "no more memory": freed,
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2)]),
+    "an optimizer without memory": lambda: torch.optim.SGD(nn.Linear(2, 2, device="meta").parameters()),
+    "a factory": lambda: defaultdict(lambda: 0),
+    "objects in an array": lambda: np.array([None]),
+    "a quantised tensor without a scale": lambda: torch.empty(3, dtype=torch.qint8),
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_what_is_not_selected_may_be_anything(store, committed, beside):
+    odd = BESIDE[beside]()
+    live: dict[str, Any] = {"model": model(1), "plain": app_state(1)["plain"], "odd": odd, "again": [odd]}
+    for paths in ("model", ["model/0.*", "plain/list"]):
+        store.checkout(0, into=live, paths=paths)
+    assert_same(live["model"].state_dict(), committed["model"].state_dict())
+    assert live["plain"]["list"] == committed["plain"]["list"]
+    assert live["odd"] is odd
+    assert live["again"] == [odd]
+    with pytest.raises((StateMismatch, UnsupportedLeaf), match=r"\b(odd|again)\b"):
+        store.checkout(0, into=live)
+
+
+def test_parts_of_a_module_of_which_others_have_no_memory(store, committed):
+    live = model(1)
+    live[2].to("meta")
+    store.checkout(0, into={"model": live}, paths=["model/0.*", "model/1.*"])
+    assert_same(live[:2].state_dict(), committed["model"][:2].state_dict())
+    with pytest.raises(UnsupportedLeaf, match=r"'model/2.weight': a tensor on the meta device"):
+        store.checkout(0, into={"model": live}, paths="model/*.weight")
+
+
+def test_a_plain_value_takes_the_place_of_what_cannot_be_stored(store):
+    store.commit({"a": 1, "t": torch.ones(3)}, step=0)
+    live: dict[str, Any] = {"a": threading.Lock(), "t": threading.Lock()}
+    with pytest.raises(StateMismatch, match="t: a tensor in the commit, a plain value in the target"):
+        store.checkout(0, into=live)
+    store.checkout(0, into=live, paths="a")
+    assert live["a"] == 1
 
 
 def test_a_path_that_selects_nothing(store, committed):
@@ -827,7 +949,7 @@ def test_all_that_does_not_fit_is_told_at_once(store, committed):
     assert (set(error.missing), set(error.unexpected)) == (missing, unexpected)
     assert {told.partition(":")[0] for told in error.different} == different
     assert all(path in str(error) for path in missing | unexpected | different)
-    assert "is left as it is when paths= selects the others" in str(error)
+    assert "to leave what is meant to differ as it is, select the others with paths=" in str(error)
     assert_same(bits(live), before)
     assert live["counter"].loaded == []
 
@@ -984,7 +1106,7 @@ def test_a_quantised_tensor_of_another_scale(store):
     assert not live.int_repr().any()
 
 
-@pytest.mark.parametrize("into", [[], 5, {1: 2}, "model"])
+@pytest.mark.parametrize("into", [[], 5, {1: 2}, {Path("model"): 2}, {("model",): 2}, "model"])
 def test_a_target_that_is_no_app_state(store, committed, into):
     with pytest.raises(InvalidArgument, match="app state"):
         store.checkout(0, into=into)

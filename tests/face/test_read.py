@@ -331,6 +331,20 @@ def test_names_that_do_not_exist_tell_the_nearest(store, tree):
         store.read("best", "a")
 
 
+@pytest.mark.parametrize("path", [["a/w"], ("a/w", "a"), {"a": 1}, None, 3, torch.ones(9)], ids=repr)
+def test_one_path_is_read(store, tree, path):
+    told = rf"^the path is a {type(path).__name__}: give one as text, or several to checkout\(paths=…\)$"
+    with pytest.raises(InvalidArgument, match=told):
+        store.read(0, path)
+
+
+@pytest.mark.parametrize("glob", ["a/*", "**/w", "*", "a/[vw]"])
+def test_globs_are_for_checkouts(store, tree, glob):
+    for ask in (lambda: store.read(0, glob), lambda: store.manifest(0)[glob]):
+        with pytest.raises(PathNotFound, match=r"has no path .*: it is a glob, which checkout\(paths=…\) takes$"):
+            ask()
+
+
 def test_a_commit_can_be_named_in_every_way(store, tree):
     made = store.commit(tree, step=7, run="other")
     store.tag("best", 0)

@@ -332,6 +332,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "class": (lambda: nn.Linear, "type"),
     "object array": (lambda: np.array([None]), "numpy array"),
     "masked array": (lambda: np.ma.masked_array([1]), "MaskedArray"),
+    "lazy parameter": (lambda: nn.LazyLinear(3).weight, "not initialised yet; call the lazy module once first"),
+    "lazy buffer": (lambda: nn.LazyBatchNorm1d().running_mean, "not initialised yet; call the lazy module once first"),
+    "no quantizer": (lambda: torch.empty(3, dtype=torch.qint8), "a quantised tensor without a scale"),
 }
 
 

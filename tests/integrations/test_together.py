@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 import ckptstore
 from ckptstore.integrations.safetensors import export_safetensors
 from ckptstore.testing.audit import assert_nothing_leaked
+from ckptstore.testing.states import Colour
 from tests.integrations.rank_child import tensors
 from tests.integrations.test_dcp_ranks import JOBS, assert_same
 from tests.integrations.together_tasks import own_state
+
+TWOS = torch.full((3,), 2.0)
 
 
 @pytest.mark.parametrize(("layout", "count"), JOBS)
@@ -40,6 +44,12 @@ def test_every_layout_takes_another_dtype(crew, store, dtype):
 def test_a_training_goes_on_in_another_dtype(crew, store):
     dtypes = ["torch.bfloat16", "torch.float32", "torch.bfloat16", "torch.bfloat16"]
     assert crew.do("cast_together", 2, place=store.url) == [[[0.0] * 4, dtypes]] * 2
+
+
+def test_who_waits_for_ranks_that_may_not_have_been_called_is_told(crew, store):
+    (message,), nothing = crew.do("commit_late", 2, place=store.url)
+    assert re.match("rank 0 of 2 has waited .* s for the others: all must make this call, without an `if", message)
+    assert nothing == []
 
 
 def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
@@ -98,6 +108,21 @@ def test_ranks_have_values_of_their_own(crew, store):
     assert state[2]["queue"] == [1, 2]
     assert store.read(1, "3/loader/position") == 30
     assert state["common"]["weight"].equal(own_state(0, 1)["common"]["weight"])
+    assert store.verify().problems == ()
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ("tuples", {"d": {(0, 1): TWOS, "y": 1}, 0: {"d": {"x": 0}}, 1: {"d": {"x": 1}}}),
+        ("enums", {"d": {Colour.BLUE: TWOS, "y": 1}, 0: {"d": {"x": 0}}, 1: {"d": {"x": 1}}}),
+        ("dtypes", {"d": {torch.bfloat16: TWOS, "y": 1}, 0: {"d": {"x": 0}}, 1: {"d": {"x": 1}}}),
+        ("equal ones", {0: {"d": {"x": 0, 1: TWOS, "y": 1}}, 1: {"d": {"x": 1, True: TWOS, "y": 1}}}),
+    ],
+)
+def test_keys_of_any_kind(crew, store, keys, wanted, background):
+    assert crew.do("commit_keys", 2, place=store.url, keys=keys, background=background) == [repr(wanted)] * 2
     assert store.verify().problems == ()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging.handlers
 import os
+import queue
 import runpy
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,10 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn.parallel import DistributedDataParallel
 
 import ckptstore
+from ckptstore.operations.ranks import ranks
 from ckptstore.state.tree import flatten
 from ckptstore.testing.equality import assert_same
+from ckptstore.testing.states import Colour
 from tests.integrations.rank_child import as_tree, laid_out, local, square, tensors
 
 MORE_TASKS: dict[str, Callable[..., Any]] = {}
@@ -34,6 +39,25 @@ def commit(group, place, step, layout="rows", seed=0, same=True, **options):
     with ckptstore.open(place, **options) as store:
         state = as_tree(laid_out(tensors(seed), layout, group), step if same else 0)
         return store.commit(state, step=step, process_group=group, metadata={"by": dist.get_world_size(group)}).id
+
+
+@task
+def commit_late(group, place):
+    """What each rank logged while the last one came late, and in another commit in which it came late again."""
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ranks._LATE_SECONDS = 0.2
+    ranks._MET.clear()
+    handler = logging.handlers.QueueHandler(told)
+    ranks._LOG.addHandler(handler)
+    try:
+        with ckptstore.open(place) as store:
+            for step in range(2):
+                time.sleep(dist.get_rank(group))
+                store.commit({"w": torch.ones(3)}, step=step, process_group=group)
+    finally:
+        ranks._LOG.removeHandler(handler)
+        ranks._LATE_SECONDS = 20.0
+    return [told.get().getMessage() for _ in range(told.qsize())]
 
 
 @task
@@ -72,6 +96,30 @@ def commit_own(group, place, step):
     wanted = own_state(rank, step)
     assert empty["loader"]["seen"].equal(wanted["loader"]["seen"])
     return [empty["loader"]["epoch"], empty["loader"]["position"], empty["queue"]]
+
+
+KEYS = {
+    "tuples": lambda _: (0, 1),
+    "enums": lambda _: Colour.BLUE,
+    "dtypes": lambda _: torch.bfloat16,
+    "equal ones": lambda rank: True if rank else 1,
+}
+
+
+@task
+def commit_keys(group, place, keys, background):
+    """What one process gets of a dict with a key of any kind, or with equal ones of two kinds."""
+    rank = dist.get_rank(group)
+    state = {"d": {"x": rank, KEYS[keys](rank): torch.full((3,), 2.0), "y": 1}}
+    with ckptstore.open(place) as store:
+        if background:
+            store.commit_async(state, step=1, process_group=group).result()
+        else:
+            store.commit(state, step=1, process_group=group)
+        live = {"d": {"x": -1, KEYS[keys](rank): torch.zeros(3), "y": -1}}
+        store.checkout(1, into=live, process_group=group)
+        assert_same(live, state)
+        return repr(store.checkout(1))
 
 
 @task

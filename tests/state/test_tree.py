@@ -245,6 +245,13 @@ class Stateful:
         self.state = state
 
 
+@dataclasses.dataclass(eq=False)
+class Linked:
+    """Is hashed by what it is, not by what it holds."""
+
+    to: list[Any]
+
+
 def test_cycles_are_named():
     cycle: dict[str, Any] = {"a": [{}]}
     cycle["a"][0]["b"] = cycle
@@ -254,6 +261,10 @@ def test_cycles_are_named():
     own.state = {"me": own}
     with pytest.raises(StateError, match="'own/me'"):
         flatten({"own": own})
+    held = Linked([])
+    held.to.append({held, Linked([])})
+    with pytest.raises(StateError, match="contains itself"):
+        flatten({"set": held.to[0]})
 
 
 def test_the_same_object_twice_is_no_cycle():

@@ -102,8 +102,10 @@ def test_a_step_that_is_none(store, step, told):
             commit(state_of("main", 300), step=step)
 
 
-@pytest.mark.parametrize("globs", [3, b"model", ["model", None]])
+@pytest.mark.parametrize("globs", [3, b"model", ["model", None], torch.tensor(1), np.array(1)], ids=repr)
 def test_globs_that_are_none(store, globs):
+    with pytest.raises(InvalidArgument, match=re.escape(f"paths={globs!r}: give a glob of logical paths")):
+        store.checkout(100, paths=globs)
     for commit in (store.commit, store.commit_async):
         with pytest.raises(InvalidArgument, match=re.escape(f"replicated={globs!r}: give a glob of logical paths")):
             commit(state_of("main", 300), step=300, replicated=globs)
@@ -231,7 +233,10 @@ def test_metadata_that_is_nested_as_deep_as_it_may_be(place):
     [
         ({"catalog": Path("/x/catalog.sqlite")}, "no database URL: give sqlite:///path"),
         ({"catalog": 5}, "no database URL: give sqlite:///path"),
-        ({"catalog": "sqlite+aiosqlite:////x/catalog.sqlite"}, r"not reached by sqlite\+aiosqlite: give sqlite:///path"),
+        (
+            {"catalog": "sqlite+aiosqlite:////x/catalog.sqlite"},
+            r"not reached by sqlite\+aiosqlite: give sqlite:///path",
+        ),
         ({"digest": []}, r"unknown digest \[\]; choose one of"),
         ({"storage_options": 5}, "storage_options=5: give a dict"),
     ],

@@ -132,8 +132,8 @@ def joined(known: Container, other: Container) -> Container:
     """What two ranks have at one path, with the keys of both. Raises ValueError where they contradict each other."""
     if known.kind not in MAPPINGS:
         return known
-    keys = tuple(dict.fromkeys([*known.keys, *other.keys]))
-    return replace(known, keys=keys, attributes=united(known.attributes, other.attributes))
+    keys = {segment(key): key for key in (*known.keys, *other.keys)}
+    return replace(known, keys=tuple(keys.values()), attributes=united(known.attributes, other.attributes))
 
 
 class _Difference(NamedTuple):
@@ -244,20 +244,27 @@ def _compared(what: Leaf | Container) -> Any:
     """What must be the same on all ranks; of what has no digest, more is told later, as an error."""
     if isinstance(what, Leaf):
         return what.digest if isinstance(what.digest, Undigested) else what
-    return replace(what, keys=()) if _is_mapping(what) else what
+    return replace(what, keys=tuple(filter(_is_number, what.keys))) if _is_mapping(what) else what
 
 
 def _agreed(known: Any, other: Any) -> Any:
     """What both say, see `_compared`. Raises ValueError when they are not the same."""
-    if known == other:
+    if _is_mapping(known) and _is_mapping(other) and known.kind == other.kind:
+        both = joined(known, other)
+        if len(set(both.keys)) == len(both.keys):
+            return both
+    elif known == other:
         return known
-    if not (_is_mapping(known) and _is_mapping(other) and known.kind == other.kind):
-        raise ValueError("they differ")
-    return joined(known, other)
+    raise ValueError("they differ")
 
 
 def _are_mappings(held: Sequence[_Held]) -> bool:
     return all(_is_mapping(each.what) for each in held)
+
+
+def _is_number(key: object) -> bool:
+    """Whether it may be equal to a key of another type, as 1 is to True: one dict cannot hold both."""
+    return isinstance(key, int | float)
 
 
 def _is_mapping(what: object) -> bool:

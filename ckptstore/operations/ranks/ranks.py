@@ -6,7 +6,9 @@ ranks call the same methods in the same order.
 
 from __future__ import annotations
 
+import logging
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
+from ckptstore.errands import uninterrupted
 from ckptstore.errors import InvalidArgument, RankFailed
 from ckptstore.format import frames
 
@@ -28,7 +31,11 @@ Group = dist.ProcessGroup
 T = TypeVar("T")
 A = TypeVar("A")
 
+_LOG = logging.getLogger("ckptstore")
 _COORDINATOR = 0
+_LATE_SECONDS = 20.0
+_LATE = "rank %s of %s has waited %.0f s for the others: all must make this call, without an `if rank == 0` before it"
+_MET: set[frozenset[int]] = set()
 
 
 class Seat(NamedTuple):
@@ -155,10 +162,25 @@ class Ranks:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        with hearing():
+        with hearing(), self._telling_of_others():
             if self._left:  # what would otherwise be said to the default group
                 raise ValueError("this process has left the group")
             yield
+
+    @contextmanager
+    def _telling_of_others(self) -> Iterator[None]:
+        """Tells the logger when these ranks are late that never met before: most likely only some make this call."""
+        if self.members in _MET:
+            yield
+            return
+        late = threading.Timer(_LATE_SECONDS, _LOG.warning, [_LATE, self.rank, self.count, _LATE_SECONDS])
+        late.daemon = True
+        uninterrupted(late.start)
+        try:
+            yield
+        finally:
+            late.cancel()
+        _MET.add(self.members)
 
     def _attempt(self, act: Callable[[], T]) -> T | None:
         if self._failure is None:
