@@ -42,7 +42,8 @@ class Database:
 
     def __init__(self, url: str, *, refusal: str = "", owner: str | None = None) -> None:
         self.parsed, self._refusal = _parse(url), refusal
-        self._owner, self._file = _Owner(str(self.parsed.database), owner), dialects.file_at(self.parsed)
+        self._owner = _Owner(str(self.parsed.database), owner)
+        self._file: tuple[int, int] | None = None
         self._engines: dict[int, Engine] = {}
         weakref.finalize(self, _dispose, self._engines).atexit = False  # Python warns of those that are left open
         self._reached = False
@@ -157,7 +158,7 @@ class Database:
 
     def _follow_file(self) -> None:
         known, self._file = self._file, dialects.file_at(self.parsed)
-        if self._file != known:
+        if known is not None and self._file != known:
             self.close()
 
     def _is_file(self) -> bool:
