@@ -37,6 +37,7 @@ from ckptstore.catalog.schema import (
     pins,
     sessions,
 )
+from ckptstore.catalog.sessions import EXPIRED
 
 DECIDING = [table.name for table in metadata.sorted_tables if table not in (manifests, chunks)]
 """The tables that say what is needed: all but the large ones."""
@@ -45,9 +46,6 @@ _COMMITS_AT_ONCE = 256
 _PACKS_AT_ONCE = 1024
 _CHUNKS_AT_ONCE = 1 << 16
 """Bounds for one transaction, so that a commit waits for a tenth of a second at most; one pack goes in any case."""
-
-
-_ended = select(sessions.c.id).where(sessions.c.expires < Clock())
 
 
 def _useless(overdue: BindParameter[Sequence[int]] | Select[int], fenced: Select[str] | None = None) -> Subquery:
@@ -72,6 +70,7 @@ def _useless(overdue: BindParameter[Sequence[int]] | Select[int], fenced: Select
 
 
 _now = select(Clock())
+_ended = select(sessions.c.id).where(EXPIRED)
 _overdue = commits.c.deleted <= bindparam("until")
 _late = select(commits.c.key).where(_overdue).order_by(commits.c.deleted).limit(_COMMITS_AT_ONCE)
 _late_keys: BindParameter[Sequence[int]] = bindparam("commits", expanding=True)

@@ -135,7 +135,8 @@ class Database:
 
     def close(self) -> None:
         """Give back this process's connections; they are opened again when used."""
-        _dispose(self._engines)
+        if os.getpid() in self._engines:
+            uninterrupted(partial(_dispose, self._engines))
 
     def _engine(self) -> Engine:
         found = self._engines.get(os.getpid())
@@ -185,10 +186,10 @@ class Database:
 
 
 def _dispose(engines: dict[int, Engine]) -> None:
-    """Close this process's connections."""
+    """Close this process's connections. Python's collector may call it anywhere, so that it waits for no thread."""
     engine = engines.pop(os.getpid(), None)
     if engine is not None:
-        uninterrupted(engine.dispose)
+        engine.dispose()
 
 
 @dataclass

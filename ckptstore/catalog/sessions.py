@@ -13,11 +13,14 @@ from ckptstore.catalog.records import ChunkLocation
 from ckptstore.catalog.schema import loose_documents, packs, pins, sessions
 from ckptstore.errors import SessionFenced
 
+EXPIRED = sessions.c.expires < Clock()
+"""Of a session: whether its lease ran out."""
+
 _later = Clock() + bindparam("lease")
 _open = insert(sessions).values(id=bindparam("session"), expires=_later)
 _extend = update(sessions).where(sessions.c.id == bindparam("session")).values(expires=_later)
 _end = delete(sessions).where(sessions.c.id == bindparam("session"))
-_fence = delete(sessions).where(sessions.c.expires < Clock())
+_fence = delete(sessions).where(EXPIRED)
 _is_open = select(sessions.c.id).where(sessions.c.id == bindparam("session"))
 
 _pinned = exists().where(pins.c.session == bindparam("by"), pins.c.pack == packs.c.key)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
+import os
 import random
+import signal
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +27,7 @@ from torch import Tensor
 
 import ckptstore
 from ckptstore import BudgetTooSmall, CommitInFlight, CorruptData, KeepLast, StateError
-from ckptstore.chunkstore import windows, writer
+from ckptstore.chunkstore import jobs, windows, writer
 from ckptstore.operations.ranks.ranks import Ranks
 from ckptstore.state.copies import Copies
 from ckptstore.state.device_staging import _LaneStager
@@ -33,6 +36,7 @@ from ckptstore.state.looks import Learned, Look
 from ckptstore.state.new_arrays import allocate, finish
 from ckptstore.state.shadows import Shadows
 from ckptstore.state.staging import Staged
+from ckptstore.state.uploads import Uploads
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.lanes import FakeDevices, FakeLane, FakeMark
 from ckptstore.testing.states import TORCH_DTYPES
@@ -553,6 +557,27 @@ def test_a_first_commit_in_inference_mode_spoils_no_later_one(store):
         store.commit_async({"x": tensor}, step=1).result()
         assert_same(store.checkout(1)["x"], tensor)
         assert_same(store.checkout(0)["x"], numbers())
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_checkout_that_is_interrupted_sends_little_more(store, monkeypatch):
+    monkeypatch.setattr(jobs, "BATCH_BYTES", CHUNK)
+    saved = numbers().repeat(90)
+    store.commit({"x": saved}, step=0)
+    sent: list[int] = []
+    send = Uploads.send
+
+    def send_slowly(uploads: Uploads, target: Tensor, data: memoryview) -> None:
+        sent.append(len(data))
+        if len(sent) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        send(uploads, target, data)
+
+    monkeypatch.setattr(Uploads, "send", send_slowly)
+    with FakeDevices() as devices, pytest.raises(KeyboardInterrupt):
+        store.checkout(0, into={"x": devices.put(torch.zeros_like(saved))})
+    assert sum(sent) < saved.nbytes / 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
