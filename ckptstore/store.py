@@ -6,6 +6,7 @@ Operations on live state are imported when called: they import torch, which take
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -78,6 +79,8 @@ def open_store(
         CatalogLocation: SQLite on a network file system.
     """
     name = address.check_name("run", run)
+    if not read_only and "torch" in sys.modules:
+        import_staging()  # now rather than within training, at its first save
     parts = open_parts(
         url,
         catalog=catalog,

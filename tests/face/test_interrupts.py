@@ -486,8 +486,9 @@ atexit.register(late)
 """
 
 
-def run(source: str, place: Any) -> Any:
-    return subprocess.run([sys.executable, "-c", source, place], capture_output=True, text=True, check=True)
+def run(source: str, place: Any, *given: str) -> Any:
+    command = [sys.executable, "-c", source, place, *given]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
 
 
 def test_an_error_is_told_when_a_fork_ends(tmp_path):
@@ -510,8 +511,9 @@ def test_who_can_begin_no_thread_imports_without_one(monkeypatch):
 
 
 _INTERRUPTED_IMPORT = """
-import importlib.abc, os, signal, sys, torch, ckptstore
+import importlib.abc, os, signal, sys, ckptstore
 store, saved, interrupted = ckptstore.open(sys.argv[1]), [], []
+import torch  # or what staging needs would have been imported as the store was opened
 def save(*_):
     saved.append(store.commit({"x": torch.ones(300)}, step=1, run="handler").step)
 class Interrupting(importlib.abc.MetaPathFinder):
@@ -536,6 +538,26 @@ def test_a_handler_may_save_while_the_first_commit_imports_what_it_needs(tmp_pat
     command = [sys.executable, "-c", _INTERRUPTED_IMPORT, tmp_path / "store", f"ckptstore.{module}", call]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.stdout, done.stderr) == ("[0] [1] 300.0\n", "")
+
+
+_OPENED_IMPORT = """
+import sys
+if "torch" in sys.argv:
+    import torch
+import ckptstore
+ckptstore.open(sys.argv[1], read_only="read" in sys.argv).close()
+print("ckptstore.state.staging" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("given", "imported"), [(["torch"], True), ([], False)])
+def test_opening_imports_what_staging_needs_where_torch_is_imported(tmp_path, given, imported):
+    assert run(_OPENED_IMPORT, tmp_path / "store", *given).stdout == f"{imported}\n"
+
+
+def test_opening_only_to_read_imports_nothing_for_saves(tmp_path):
+    ckptstore.open(tmp_path / "store").close()
+    assert run(_OPENED_IMPORT, tmp_path / "store", "torch", "read").stdout == "False\n"
 
 
 _LATE_IMPORT = """
