@@ -339,7 +339,8 @@ class Store(Keeping):
             path: logical path.
             index: ints, slices with positive steps and `...`, as numpy takes them; only the chunks that hold the
                 wanted elements are read.
-            out: a tensor or array of the result's dtype and shape that is filled and returned.
+            out: a tensor or array of the result's dtype and shape that is filled and returned; a DTensor, without
+                `index`, takes its part.
             allow_pickle: see `checkout`.
             memory_budget_bytes: what reading may hold beside the result; by default 128 MiB, or what one chunk needs.
 

@@ -73,7 +73,7 @@ class Fitting:
 
     @cached_property
     def made(self) -> dict[str, torch.Tensor]:
-        """New tensors for state that optimizers lack, where it is sharded as its parameter is, or cast."""
+        """New tensors for state that optimizers lack, where it is a DTensor as its parameter is, or cast."""
         return dict(lacked_state(self._owned, allow_cast=self._allow_cast))
 
     @cached_property

@@ -15,6 +15,8 @@ from ckptstore.state.paths import join, segment, split
 from ckptstore.state.shards import is_sharded
 from ckptstore.state.tensors import TensorLeaf
 
+_STEP = "step"
+"""What optimizers name their count of steps, which is no tensor like its parameter."""
 _REORDER = "make it in that order, or let a hook of register_load_state_dict_pre_hook bring its state into order"
 
 
@@ -63,7 +65,7 @@ def _is_number(value: object) -> bool:
 
 
 def lacked_state(owned: Ownership, *, allow_cast: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Path and new tensor of state that optimizers lack, where it is sharded as its parameter is, or cast."""
+    """Path and new tensor of state that optimizers lack, where it is a DTensor as its parameter is, or cast."""
     for root, optimizer in owned.optimizers.items():
         if owned.is_free(root):
             for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
@@ -84,8 +86,11 @@ def _made(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     committed = torch_dtype(path, entry.dtype)
     dtype = parameter.dtype if allow_cast and _follows(path, committed, parameter) else committed
-    if is_sharded(parameter) and entry.shape == tuple(parameter.shape):
-        yield path, torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    counts = split(path)[-1] == _STEP or not (entry.shape or parameter.ndim == 0)
+    if is_sharded(parameter) and not counts:
+        whole = entry.shape == tuple(parameter.shape)
+        like = parameter if whole else parameter.new_empty(entry.shape)  # on every rank, as Adafactor makes it
+        yield path, torch.empty_like(like, dtype=dtype, requires_grad=False)
     elif dtype != committed:
         yield path, torch.empty(entry.shape, dtype=dtype, device=parameter.device)
 
@@ -141,4 +146,4 @@ def _follows(path: str, committed: torch.dtype, parameter: torch.Tensor) -> bool
     """Whether state of an optimizer is cast to its parameter's dtype, as `Optimizer.load_state_dict` does it."""
     floats = committed.is_floating_point and parameter.is_floating_point()
     alike = floats or (committed.is_complex and parameter.is_complex())
-    return alike and can_cast(committed, parameter.dtype) and split(path)[-1] != "step"
+    return alike and can_cast(committed, parameter.dtype) and split(path)[-1] != _STEP

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from ckptstore.format.manifest import Entry, Manifest
 from ckptstore.operations.paths import chosen
 from ckptstore.operations.renumbering import renumbered
+from ckptstore.state.composites import KINDS
 from ckptstore.state.paths import segment, split
 from ckptstore.state.stateful import RNGState, is_exact
 from ckptstore.state.tree import Flat
@@ -131,6 +132,13 @@ class Ownership:
 
     def _is_exact(self, root: str) -> bool:
         return is_exact(self._owners[root])
+
+
+def loaded_whole(flat: Flat) -> set[str]:
+    """Paths of what a part of a commit's state is of no use to: owners that judge it, and tensors made of parts."""
+    owners = {path for path, owner in flat.owners.items() if not is_exact(owner)}
+    composed = {path for path, container in flat.containers.items() if container.kind in KINDS}
+    return owners | composed | {*_extra_states(flat, flat.owners)}
 
 
 def _lazy(owner: object) -> Iterator[str]:

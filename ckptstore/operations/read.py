@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,10 +16,15 @@ from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection, everything, select
 from ckptstore.operations.load import Filling, fill, load_arrays, load_values
 from ckptstore.operations.view import ManifestView
+from ckptstore.state.casts import check_takes
 from ckptstore.state.composites import is_dense
 from ckptstore.state.new_arrays import allocate, finish
+from ckptstore.state.shards import is_sharded, part_of, regions_of
 from ckptstore.state.tensors import Array, check_fits
 from ckptstore.state.tree import unflatten
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @uncompiled
@@ -51,10 +56,14 @@ def _read_tree(chunks: ChunkStore, view: ManifestView, path: str, *, allow_pickl
 
 def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, out: Any, budget: int | None) -> Array:
     whole = index is ...
+    if is_sharded(out):
+        if not whole:
+            raise InvalidArgument(f"`out` does not fit: {path}: a DTensor takes its part of the whole: leave out `index`")
+        return _read_part(chunks, entry, path, out, budget)
     selection = everything(entry.shape) if whole else select(entry.shape, index)
     shape = tuple(len(chosen) for dim, chosen in enumerate(selection.ranges) if dim not in selection.dropped)
     if out is not None:
-        _check_out(path, entry, shape, out)
+        _check_out(path, replace(entry, shape=shape), out)
         _fill(chunks, entry, _with_dims(out, selection), selection, path, budget)
         return out  # type: ignore[no-any-return]
     if whole:
@@ -66,16 +75,28 @@ def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, o
     return made.reshape(shape)
 
 
+def _read_part(chunks: ChunkStore, entry: TensorEntry, path: str, out: DTensor, budget: int | None) -> DTensor:
+    """The DTensor, whose part on this process is filled."""
+    part, regions = part_of(out), regions_of(out, path)
+    _check_out(path, entry, out)
+    _check_out(path, replace(entry, shape=tuple(part.shape), order=None), part)
+    load_arrays(chunks, {path: entry}, {path: part}, same=(), regions={path: regions}, budget=budget)
+    return out
+
+
 def _fill(
     chunks: ChunkStore, entry: TensorEntry, target: Array, selection: Selection, path: str, budget: int | None
 ) -> None:
     fill(chunks, [Filling(entry, target, selection, path)], budget=budget)
 
 
-def _check_out(path: str, entry: TensorEntry, shape: Index, out: object) -> None:
-    misfit = _misfit(path, out) or check_fits(path, replace(entry, shape=shape), out)
-    if misfit is not None:
-        raise InvalidArgument(f"`out` does not fit: {misfit}")
+def _check_out(path: str, entry: TensorEntry, out: object) -> None:
+    misfit = _misfit(path, out) or check_fits(path, entry, out)
+    if misfit is None:
+        return
+    castable = check_takes(path, entry, out, allow_cast=True) is None
+    advice = ": checkout(into=…, paths=…, allow_cast=True) casts it" if castable else ""
+    raise InvalidArgument(f"`out` does not fit: {misfit}{advice}")
 
 
 def _misfit(path: str, out: object) -> str | None:

@@ -19,7 +19,7 @@ from ckptstore.errors import InvalidArgument
 from ckptstore.operations.fitting import Fitting
 from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.optimizer_states import parameter_names
-from ckptstore.operations.ownership import Ownership
+from ckptstore.operations.ownership import Ownership, loaded_whole
 from ckptstore.operations.paths import chosen, require_matches
 from ckptstore.operations.ranks.rank_view import seen_from
 from ckptstore.operations.ranks.ranks import Seat
@@ -57,7 +57,7 @@ def restore(
     flat = flatten_target(into)
     for error in chosen(flat.unfit, globs).values():
         raise error
-    seen = seen_from(view.manifest, seat, set(map(segment, into)), globs, strict=strict)
+    seen = seen_from(view.manifest, seat, set(map(segment, into)), globs, loaded_whole(flat), strict=strict)
     owned = Ownership(seen, flat, globs, strict=strict)
     fitting, manifest = Fitting(owned, strict=strict, allow_cast=allow_cast), owned.manifest
     require_matches([*manifest.entries, *manifest.containers], globs, view.name)

@@ -66,7 +66,7 @@ def regions_of(tensor: DTensor, path: str) -> list[Region]:
         StateError: the part has another shape than its placements say.
     """
     if any(placement.is_partial() for placement in tensor.placements):
-        raise UnsupportedLeaf(path, "a DTensor that is Partial", "redistribute it first")
+        raise UnsupportedLeaf(path, "a DTensor that is Partial", "redistribute it first", use="store or fill")
     coordinate = tensor.device_mesh.get_coordinate()
     part = part_of(tensor)
     if coordinate is None:

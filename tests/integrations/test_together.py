@@ -137,6 +137,40 @@ def test_what_ranks_have_of_their_own_needs_as_many_ranks(crew, store, tmp_path)
     assert crew.do("check_out_own", 2, place=store.url, step=1, strict=False) == [0, 10]
 
 
+def test_who_did_not_take_part_gets_no_part_of_what_is_loaded_whole(crew, store):
+    crew.do("commit_partly_own", 2, place=store.url)
+    *known, new = crew.do("check_out_partly_own", 3, place=store.url)
+    for rank, found in enumerate(known):
+        mine = {"epoch": 3, "mine": rank}
+        assert found == [[1.0] * 3, rank, [3, 100 + rank], [0, 100 + rank], [float(rank), 0.0, 1.0, 0.0], mine, False]
+    assert new == [[1.0] * 3, -1, [0, -1], [0, -1], [-1.0, 0.0, 1.0, 0.0], {"epoch": 3, "mine": -1}, True]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_fresh_optimizers_have_dtensors_where_others_had(crew, store, ranks):
+    wanted = crew.do("step_after", 2, place=store.url, fresh=False)
+    assert wanted[0][2] == ["row_var", "col_var", "exp_avg", "exp_avg_sq"]
+    for weight, scale, sharded in crew.do("step_after", ranks, place=store.url, fresh=True):
+        assert torch.tensor(weight).allclose(torch.tensor(wanted[0][0]))
+        assert (scale, sharded) == (pytest.approx(wanted[0][1]), wanted[0][2])
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_reading_into_a_dtensor(crew, store, layout):
+    crew.do("commit", 2, place=store.url, step=1)
+    assert crew.do("read_part", 3, place=store.url, layout=layout) == [[]] * 3
+
+
+def test_reading_into_a_dtensor_that_does_not_fit(crew, store):
+    crew.do("commit", 2, place=store.url, step=1)
+    told, other = crew.do("refuse_to_read", 2, place=store.url)
+    assert told == other
+    assert told["shape"].startswith("InvalidArgument: `out` does not fit: model/weight: ")
+    assert told["dtype"].endswith(": checkout(into=…, paths=…, allow_cast=True) casts it")
+    assert told["rows"].endswith("a DTensor takes its part of the whole: leave out `index`")
+    assert told["sum"].startswith("UnsupportedLeaf: cannot store or fill 'model/weight': a DTensor that is Partial")
+
+
 def test_one_of_several_replicas_commits(crew, store):
     assert crew.do("commit_of_one_replica", 4, place=store.url) == [[], [], [1, 2], [1, 2, 3, 4]]
     for step in (1, 2, 3, 4):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging.handlers
 import os
 import queue
+import random
 import runpy
 import signal
 import time
@@ -12,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import ckptstore
@@ -143,6 +145,78 @@ def check_out_own(group, place, step, strict=True):
         return state["loader"]["position"]
 
 
+class _Loader:
+    """Some of its state is each rank's own."""
+
+    def __init__(self):
+        self.at = (0, -1)
+
+    def state_dict(self):
+        return {"epoch": self.at[0], "position": self.at[1]}
+
+    def load_state_dict(self, state):
+        self.at = state["epoch"], state.get("position", 0)
+
+
+class _Position(_Loader):
+    """All of its state is."""
+
+    def state_dict(self):
+        return {"position": self.at[1]}
+
+    def load_state_dict(self, state):
+        self.at = 0, state["position"]
+
+
+class _Noted(torch.nn.Module):
+    """So is a part of what it gives beside its tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.extra = torch.nn.Parameter(torch.zeros(3)), {"kind": "extra", "seen": -1}
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+
+def _partly_own(value):
+    """Objects whose state ranks have partly for themselves, a sparse tensor among them, and a plain dict."""
+    model, loader, position = _Noted(), _Loader(), _Position()
+    sparse = torch.sparse_coo_tensor([[0, 2]], [float(value), 1.0], (4,))
+    return {"model": model, "loader": loader, "position": position, "rng": ckptstore.RNGState()}, sparse
+
+
+@task
+def commit_partly_own(group, place):
+    rank = dist.get_rank(group)
+    state, sparse = _partly_own(rank)
+    random.seed(rank)
+    np.random.seed(rank)
+    torch.manual_seed(rank)
+    with torch.no_grad():
+        state["model"].w.fill_(1.0)
+    state["model"].extra = {"kind": "extra", "seen": rank}
+    state["loader"].at = state["position"].at = (3, 100 + rank)
+    with ckptstore.open(place) as store:
+        store.commit(state | {"sparse": sparse, "plain": {"epoch": 3, "mine": rank}}, step=1, process_group=group)
+
+
+@task
+def check_out_partly_own(group, place):
+    """What each rank has then, and whether it draws the numbers that it would have drawn."""
+    state, sparse = _partly_own(-1)
+    state |= {"sparse": sparse, "plain": {"epoch": 0, "mine": -1}}
+    random.seed(77)
+    with ckptstore.open(place) as store:
+        store.checkout(1, into=state, process_group=group, strict=False)
+    kept, model = random.random() == random.Random(77).random(), state["model"]
+    objects = [model.w.tolist(), model.extra["seen"], state["loader"].at, state["position"].at]
+    return [*objects, state["sparse"].to_dense().tolist(), state["plain"], kept]
+
+
 def _snapshotted(group, seen):
     """What a rank of the snapshot `ranks` had, or what is to be filled with it."""
     rank = dist.get_rank(group)
@@ -219,6 +293,66 @@ def cast_together(group, place):
 def step_once(model, optimizer):
     model(torch.ones(4, 40, dtype=model.weight.dtype)).square().mean().backward()
     optimizer.step()
+
+
+@task
+def step_after(group, place, *, fresh):
+    """Weights after a second step, with what optimizers have as DTensors; `fresh` ones begin with a checkout."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    torch.manual_seed(int(fresh))
+    weight = torch.nn.Parameter(distribute_tensor(torch.randn(6, 4), mesh, [Replicate()]))
+    scale = torch.nn.Parameter(distribute_tensor(torch.randn(()), mesh, [Replicate()]))
+    optimizers = {"wide": torch.optim.Adafactor([weight], lr=0.1), "narrow": torch.optim.Adam([scale], lr=0.1)}
+    state = {"model": {"w": weight, "s": scale}, **optimizers}
+
+    def step():
+        (weight.full_tensor() * scale.full_tensor()).square().sum().backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with ckptstore.open(place) as store:
+        if fresh:
+            store.checkout(1, into=state, process_group=group)
+        else:
+            step()
+            store.commit(state, step=1, process_group=group)
+    step()
+    kept = [*optimizers["wide"].state[weight].items(), *optimizers["narrow"].state[scale].items()]
+    sharded = [name for name, tensor in kept if isinstance(tensor, DTensor)]
+    return [weight.full_tensor().tolist(), scale.full_tensor().item(), sharded]
+
+
+@task
+def read_part(group, place, layout, step=1):
+    """Which leaves a DTensor does not get its part of, by reading one after the other."""
+    wanted = laid_out(tensors(0), layout, group)
+    outs = laid_out({name: torch.zeros_like(tensor) for name, tensor in tensors(0).items()}, layout, group)
+    with ckptstore.open(place) as store:
+        same = [store.read(step, f"model/{name}", out=out) is out for name, out in outs.items()]
+    assert all(same)
+    return [name for name, tensor in wanted.items() if not local(outs[name]).equal(local(tensor))]
+
+
+@task
+def refuse_to_read(group, place):
+    """What is told of DTensors that cannot be filled."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    whole = distribute_tensor(torch.zeros(301, 67), mesh, [Shard(0)])
+    outs = {
+        "shape": (distribute_tensor(torch.zeros(67, 301), mesh, [Shard(0)]), ...),
+        "dtype": (whole.to(torch.bfloat16), ...),
+        "rows": (whole, slice(0, 301)),
+        "sum": (DTensor.from_local(torch.zeros(301, 67), mesh, [Partial()]), ...),
+    }
+    found = {}
+    with ckptstore.open(place) as store:
+        for name, (out, index) in outs.items():
+            try:
+                store.read(1, "model/weight", out=out, index=index)
+            except ckptstore.CkptStoreError as error:
+                found[name] = f"{type(error).__name__}: {error}"
+    return found
 
 
 @task

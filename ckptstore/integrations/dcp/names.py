@@ -78,7 +78,7 @@ def own_names(manifest: Manifest, seat: Seat) -> dict[str, tuple[str, Keys]]:
 
     Raises StateError as above.
     """
-    seen = seen_from(manifest, seat, (), None, strict=False)
+    seen = seen_from(manifest, seat, (), None, (), strict=False)
     if seen is manifest:
         return {}
     known = flat_names(manifest)
