@@ -11,7 +11,6 @@ from torch import Tensor
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.compiling import uncompiled
 from ckptstore.errors import InvalidArgument
-from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection, everything, select
 from ckptstore.operations.load import Filling, fill, load_arrays, load_values
@@ -58,7 +57,9 @@ def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, o
     whole = index is ...
     if is_sharded(out):
         if not whole:
-            raise InvalidArgument(f"`out` does not fit: {path}: a DTensor takes its part of the whole: leave out `index`")
+            raise InvalidArgument(
+                f"`out` does not fit: {path}: a DTensor takes its part of the whole: leave out `index`"
+            )
         return _read_part(chunks, entry, path, out, budget)
     selection = everything(entry.shape) if whole else select(entry.shape, index)
     shape = tuple(len(chosen) for dim, chosen in enumerate(selection.ranges) if dim not in selection.dropped)
