@@ -68,6 +68,9 @@ class SqlCatalog:
     def manifest(self, commit: str) -> bytes:
         return self._database.ask(queries.manifest, commit)
 
+    def deleted_documents(self, run: str, step: int) -> list[tuple[str, bytes]]:
+        return self._database.ask(queries.deleted_documents, run, step)
+
     def locate(self, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
         return self._database.ask(queries.locate, digests)
 

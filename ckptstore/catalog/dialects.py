@@ -43,6 +43,7 @@ _REBUILD = (
 _DENIED = "42501"
 _ADVICE_BY_CODE = {
     sqlite3.SQLITE_CANTOPEN: "check that it is there and may be read, and that its disk has room for one more file",
+    sqlite3.SQLITE_IOERR: "its disk failed, or a quota or the limit of a file's size (ulimit -f) was met; try again",
     sqlite3.SQLITE_CORRUPT: _REBUILD,
     sqlite3.SQLITE_NOTADB: _REBUILD,
     _DENIED: "grant this role SELECT on all tables to read, and INSERT, UPDATE and DELETE to write",

@@ -38,6 +38,11 @@ _placed = select(chunks.c.digest, chunks.c.pack, _live_pack, *_frame).where(chun
 _run_key = select(runs.c.key).where(runs.c.name == bindparam("run"))
 _steps = select(commits.c.step).where(commits.c.run == _run_key.scalar_subquery(), LIVE).order_by(commits.c.step)
 _manifest = select(manifests.c.data).join(commits).where(commits.c.id == bindparam("id"))
+_deleted_at = (
+    select(commits.c.document, manifests.c.data)
+    .join(manifests)
+    .where(commits.c.run == _run_key.scalar_subquery(), commits.c.step == bindparam("step"), ~LIVE)
+)
 _of_pack = commit_packs.alias()
 _needed = _of_pack.c.pack == packs.c.key
 _all_packs = (
@@ -104,6 +109,11 @@ def manifest(db: Connection, commit: str) -> bytes:
     if data is None:
         raise purged(commit)
     return bytes(data)
+
+
+def deleted_documents(db: Connection, run: str, step: int) -> list[tuple[str, bytes]]:
+    """Key and document of what was deleted at a step."""
+    return [(key, bytes(data)) for key, data in db.execute(_deleted_at, {"run": run, "step": step})]
 
 
 def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:

@@ -47,9 +47,22 @@ def encode(tag: TagDocument, key: str, sealer: Sealer | None) -> bytes:
 
 def decode(data: bytes, key: str, sealer: Sealer | None) -> TagDocument:
     """Read and check what was stored under a key. Raises CorruptData naming it."""
-    name = f"tag document {key}"
-    decoded = envelope.unwrap(envelope.unseal(data, key, sealer, name), _MAGIC, name)
+    decoded = _opened(data, key, sealer)
     try:
         return _DECODER.decode(decoded)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptData(f"{name}: {error}") from error
+        raise CorruptData(f"tag document {key}: {error}") from error
+
+
+def is_damaged(data: bytes, key: str, sealer: Sealer | None) -> bool:
+    """Whether it is not as anybody wrote it, whatever that was; or sealed with a key that is not known."""
+    try:
+        _opened(data, key, sealer)
+    except CorruptData:
+        return True
+    return False
+
+
+def _opened(data: bytes, key: str, sealer: Sealer | None) -> bytes:
+    name = f"tag document {key}"
+    return envelope.unwrap(envelope.unseal(data, key, sealer, name), _MAGIC, name)

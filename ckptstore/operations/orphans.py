@@ -1,8 +1,8 @@
 """Objects in storage that the catalog does not need: left by writers that were late, or by power cuts.
 
 An object that the catalog knows to be gone may be removed: its name is never used again. One that it never heard of
-may belong to a commit of a newer catalog than this one, which was then restored from a copy: as soon as one such
-commit can be read, nothing is an orphan. What is of another store is left alone.
+may belong to a commit of a newer catalog than this one, which was then restored from a copy, or to one that is damaged:
+as soon as there is one such commit, or what may be one, nothing is an orphan. What is of another store is left alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
+from typing import Literal
 
 from ckptstore.catalog.places import Places
 from ckptstore.catalog.records import ChunkLocation, Objects
@@ -19,21 +20,30 @@ from ckptstore.errors import CorruptData, GcRefused, ObjectNotFound
 from ckptstore.format.document import Document, is_document_key
 from ckptstore.operations.footers import pack_name, read_any_pack
 from ckptstore.operations.manifests import document_digests, missing_digests
+from ckptstore.operations.problem import DAMAGE, OLDER
 from ckptstore.operations.tags import tag_keys, unknown_tags
 from ckptstore.storage.base import ObjectInfo, Storage
 
-OLDER = "the catalog is older than the storage: rebuild it, or bring back a newer copy"
+_BRING_BACK = "from a copy and rebuild the catalog, or remove it"
+_TOLD = {
+    "whole": f"is a whole commit that the catalog does not know: {OLDER}",
+    "damaged": f"is a damaged commit that the catalog does not know: bring back its packs {_BRING_BACK}",
+    "unreadable": f"is damaged, and may be a commit that the catalog does not know: bring it back {_BRING_BACK}",
+}
 _SETTLED_SECONDS = 24 * 3600.0
 """Somebody may still be writing to what the catalog never heard of, with another catalog."""
 
 
+Condition = Literal["whole", "damaged", "unreadable"]
+
+
 def orphans(chunks: ChunkStore) -> Objects:
-    """What may be removed. Raises GcRefused when the catalog is older than the storage, or that has damaged commits."""
+    """What may be removed. Raises GcRefused for commits that the catalog does not know, also damaged ones, and tags."""
     packs, documents = dict(_packs(chunks.storage)), dict(_documents(chunks.storage))
     listed = Objects(sorted(documents), sorted(packs))
     unknown = chunks.catalog.unknown(listed)
-    for key, whole in _commits(chunks, unknown.documents, packs):
-        raise _older(chunks, key) if whole else _damaged(chunks, key)
+    for key, condition in _commits(chunks, unknown.documents, packs):
+        raise _refusal(chunks, key, _TOLD[condition])
     _check_tags_known(chunks)
     taken = Objects([*listed.documents, *tag_keys(chunks)], listed.packs)
     gone, settled = chunks.catalog.gone(taken), time.time() - _SETTLED_SECONDS
@@ -45,26 +55,29 @@ def orphans(chunks: ChunkStore) -> Objects:
 
 
 def check_not_older(chunks: ChunkStore) -> None:
-    """Raises GcRefused when the storage has a whole commit that the catalog does not know, or a tag.
+    """Raises GcRefused when the storage has what may be a whole commit, or a tag, that the catalog does not know.
 
     What the catalog takes for useless may be of such commits. Those of writers at work are known: they are reserved.
     """
-    for key in unknown_commits(chunks, [key for key, _ in _documents(chunks.storage)]):
-        raise _older(chunks, key)
+    for key, condition in _unknown(chunks, [key for key, _ in _documents(chunks.storage)]):
+        if condition != "damaged":  # of which something is lost already
+            raise _refusal(chunks, key, _TOLD[condition])
     _check_tags_known(chunks)
 
 
 def _check_tags_known(chunks: ChunkStore) -> None:
-    for key in unknown_tags(chunks):
-        told = f"{key} is a tag that the catalog {chunks.catalog.url} does not know"
-        raise GcRefused(f"{told}, of a commit that it has: {OLDER}")
+    for key, detail in unknown_tags(chunks):
+        raise _refusal(chunks, key, detail)
 
 
-def unknown_commits(chunks: ChunkStore, documents: Iterable[str]) -> Iterator[str]:
-    """Those of the documents that are of whole commits which the catalog does not know."""
+def unknown_commits(chunks: ChunkStore, documents: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Those of the documents that are, or may be, of commits which the catalog does not know, each with the reason."""
+    return ((key, _TOLD[condition]) for key, condition in _unknown(chunks, documents))
+
+
+def _unknown(chunks: ChunkStore, documents: Iterable[str]) -> Iterator[tuple[str, Condition]]:
     unknown = chunks.catalog.unknown(Objects(sorted(documents))).documents
-    packs = dict(_packs(chunks.storage)) if unknown else {}
-    return (key for key, whole in _commits(chunks, unknown, packs) if whole)
+    return _commits(chunks, unknown, dict(_packs(chunks.storage)) if unknown else {})
 
 
 def _documents(storage: Storage) -> Iterator[tuple[str, ObjectInfo]]:
@@ -79,9 +92,9 @@ def _packs(storage: Storage) -> Iterator[tuple[str, ObjectInfo]]:
 
 def _commits(
     chunks: ChunkStore, documents: Sequence[str], packs: Mapping[str, ObjectInfo]
-) -> Iterator[tuple[str, bool]]:
-    """Those of the documents that are of this store, and whether all their chunks are there, also in packs in which the
-    catalog finds nothing.
+) -> Iterator[tuple[str, Condition]]:
+    """Those of the documents that are of this store, as far as that can be read; whole ones have all their chunks, also
+    in packs in which the catalog finds nothing.
     """
     if not documents:
         return
@@ -91,23 +104,19 @@ def _commits(
     for chunk in chain.from_iterable(_chunks_of(chunks.storage, info) for info in others):
         places.add(0, chunk)
     for key in documents:
-        written = _readable(chunks, key)
-        if written is not None and written.store == chunks.config.id:
+        written = _read(chunks, key)
+        if written == "unreadable":
+            yield key, written
+        elif written is not None and written.store == chunks.config.id:
             digests = document_digests(written, chunks.digest.size)
             for copy in chunks.catalog.copies(sorted(digests - known)):
                 places.add(0, copy)
             known |= digests
-            yield key, not missing_digests(written, places, chunks.digest.size)
+            yield key, "damaged" if missing_digests(written, places, chunks.digest.size) else "whole"
 
 
-def _older(chunks: ChunkStore, key: str) -> GcRefused:
-    return GcRefused(f"{key} is a whole commit that the catalog {chunks.catalog.url} does not know: {OLDER}")
-
-
-def _damaged(chunks: ChunkStore, key: str) -> GcRefused:
-    told = f"{key} is a damaged commit that the catalog {chunks.catalog.url} does not know"
-    advice = "bring back its packs from a copy and rebuild the catalog, or remove it"
-    return GcRefused(f"{told}, parts of which may be in packs unknown as well: {advice}")
+def _refusal(chunks: ChunkStore, key: str, detail: str) -> GcRefused:
+    return GcRefused(f"catalog {chunks.catalog.url}: {key} {detail}")
 
 
 def _chunks_of(storage: Storage, info: ObjectInfo) -> Sequence[ChunkLocation]:
@@ -119,12 +128,15 @@ def _chunks_of(storage: Storage, info: ObjectInfo) -> Sequence[ChunkLocation]:
 
 def _of_other_stores(chunks: ChunkStore, documents: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Those of the documents that somebody wrote here for another store, and the packs that they need."""
-    found = ((key, _readable(chunks, key)) for key in documents)
-    return {key: written.packs for key, written in found if written is not None and written.store != chunks.config.id}
+    found = ((key, _read(chunks, key)) for key in documents)
+    return {key: it.packs for key, it in found if isinstance(it, Document) and it.store != chunks.config.id}
 
 
-def _readable(chunks: ChunkStore, key: str) -> Document | None:
+def _read(chunks: ChunkStore, key: str) -> Document | Literal["unreadable"] | None:
+    """None for what is not there any more."""
     try:
         return chunks.decode_document(chunks.storage.get(key), key)
-    except (CorruptData, ObjectNotFound):
+    except ObjectNotFound:
         return None
+    except DAMAGE:
+        return "unreadable"

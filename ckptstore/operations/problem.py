@@ -8,6 +8,8 @@ from ckptstore.errors import CorruptData, FormatError, ObjectNotFound, StepNotFo
 
 DAMAGE = (CorruptData, FormatError, ObjectNotFound, StepNotFound)
 """Errors that tell of what was to be read itself. Others tell of the way to it, and nothing of what lies there."""
+OLDER = "the catalog is older than the storage: rebuild it, or bring back a newer copy"
+"""What to do where the storage has what the catalog does not know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from ckptstore.errors import CatalogError, CatalogUnavailable, SessionFenced, St
 from ckptstore.format import document
 from ckptstore.format.manifest import Manifest, logical_bytes
 from ckptstore.operations.history import Draft, commit_at
+from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.session import writing_session
 from ckptstore.patience import patiently
 from ckptstore.storage.base import Storage
@@ -45,7 +47,7 @@ def new_commit(
         run=draft.run,
         step=draft.step,
         parent=draft.parent,
-        created=time.time(),
+        created=_moment(chunks, draft),
         metadata=draft.metadata,
         content=content,
         packs=tuple(sorted(needs)),
@@ -56,6 +58,15 @@ def new_commit(
     data = chunks.encode_document(body, key)
     created = None if draft.origin is None else draft.origin.created
     return commit_of(body, data, key, own, needs, created)
+
+
+def _moment(chunks: ChunkStore, draft: Draft) -> float:
+    """Now, or after what was deleted at that step by a clock that was ahead: a rebuild takes the newest one."""
+    moments = [time.time()]
+    for key, data in chunks.catalog.deleted_documents(draft.run, draft.step):
+        with suppress(*DAMAGE):
+            moments.append(math.nextafter(chunks.decode_document(data, key).created, math.inf))
+    return max(moments)
 
 
 def commit_of(

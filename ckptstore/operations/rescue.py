@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ckptstore.catalog.records import ChunkLocation
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.locations import location_of
-from ckptstore.errors import CorruptData, InvalidArgument
+from ckptstore.errors import InvalidArgument
 from ckptstore.format.packs import pack_key, salvage
 from ckptstore.operations.problem import DAMAGE
 
@@ -36,7 +36,7 @@ def from_store(source: ChunkStore, wanted: set[bytes]) -> Iterator[Found]:
     for digest in source.catalog.locate(sorted(wanted)).keys() & wanted:
         try:
             yield digest, source.raw([digest])[0]
-        except CorruptData:
+        except DAMAGE:
             continue
 
 

@@ -16,15 +16,27 @@ from dataclasses import dataclass
 
 from ckptstore.catalog.records import CommitRecord, Objects, TagRecord
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import CatalogError, InvalidArgument, SessionFenced, StepNotFound, StorageError
+from ckptstore.errors import (
+    CatalogError,
+    InvalidArgument,
+    ObjectNotFound,
+    SessionFenced,
+    StepNotFound,
+    StorageError,
+)
 from ckptstore.format import tagging
 from ckptstore.format.tagging import TagDocument
 from ckptstore.operations.address import check_name
 from ckptstore.operations.in_threads import each
-from ckptstore.operations.problem import DAMAGE, Problem
+from ckptstore.operations.problem import DAMAGE, OLDER, Problem
 from ckptstore.operations.publish import discard
 from ckptstore.operations.session import writing_session
 
+_UNKNOWN = f"is a tag that the catalog does not know, of a commit that it has: {OLDER}"
+_DAMAGED = (
+    "is damaged, and may be a tag that the catalog does not know, which protects a step: bring it back from a copy and "
+    "rebuild the catalog, or tag that step again and remove it"
+)
 _COMMIT = re.compile(r"[0-9a-f]{32}")
 
 
@@ -87,12 +99,27 @@ def tag_keys(chunks: ChunkStore) -> list[str]:
     return [info.key for info in chunks.storage.list(tagging.PREFIX) if tagging.is_tag_key(info.key)]
 
 
-def unknown_tags(chunks: ChunkStore) -> Iterator[str]:
-    """Documents of tags that the catalog does not know, though it has their commits: of a newer catalog than this."""
+def unknown_tags(chunks: ChunkStore) -> Iterator[tuple[str, str]]:
+    """Documents of tags that the catalog does not know, each with the reason.
+
+    Of a newer catalog than this one, which has their commits; or damaged, so that what they tag is not protected.
+    """
     unknown = chunks.catalog.unknown(Objects(sorted(tag_keys(chunks)))).documents
-    told, _ = _readable(chunks, unknown)
-    commits = ((key, one, chunks.catalog.by_id(one.commit)) for key, one in told.items())
-    return (key for key, one, commit in commits if commit is not None and commit.run == one.run)
+    told, useless = _readable(chunks, unknown)
+    for key, one in told.items():
+        commit = chunks.catalog.by_id(one.commit)
+        if commit is not None and commit.run == one.run:
+            yield key, _UNKNOWN
+    for key, _ in useless:
+        if _is_damaged(chunks, key):
+            yield key, _DAMAGED
+
+
+def _is_damaged(chunks: ChunkStore, key: str) -> bool:
+    try:
+        return tagging.is_damaged(chunks.storage.get(key), key, chunks.sealer)
+    except ObjectNotFound:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

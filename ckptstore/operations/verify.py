@@ -34,7 +34,7 @@ from ckptstore.operations.check_documents import check_length, check_record, che
 from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
 from ckptstore.operations.in_threads import mapped
 from ckptstore.operations.manifests import users_of
-from ckptstore.operations.orphans import OLDER, unknown_commits
+from ckptstore.operations.orphans import unknown_commits
 from ckptstore.operations.problem import Problem
 from ckptstore.operations.tags import check_missing_tags, check_tags, unknown_tags
 from ckptstore.progress import ProgressCallback, meter
@@ -175,15 +175,15 @@ def _check_commits(
             problems += check_length(chunks, commit, there.get(commit.document))
         if problems and chunks.catalog.by_id(commit.id) is not None:
             yield from problems
-    for key in unknown_commits(chunks, filter(is_document_key, there)):
-        yield Problem(key, f"a whole commit that the catalog does not know: {OLDER}")
+    for key, detail in unknown_commits(chunks, filter(is_document_key, there)):
+        yield Problem(key, detail)
 
 
 def _check_tags(chunks: ChunkStore, scope: Scope) -> Iterator[Problem]:
     if scope.includes("sizes"):
         yield from (check_tags if scope.includes("footers") else check_missing_tags)(chunks)
-        for key in unknown_tags(chunks):
-            yield Problem(key, f"a tag that the catalog does not know: {OLDER}")
+        for key, detail in unknown_tags(chunks):
+            yield Problem(key, detail)
 
 
 def _check_packs(chunks: ChunkStore, chosen: Sequence[PackRecord], scope: Scope, advance: Advance) -> Iterator[Problem]:

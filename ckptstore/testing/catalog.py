@@ -183,6 +183,20 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
         begin(catalog, new_commit(2, [new_pack("d")]))
         assert catalog.stats() == CatalogStats(2, 2, 1, {"live": 2, "pending": 1}, 230, 2000, 3)
 
+    def test_documents_of_what_was_deleted_at_a_step(self, catalog: Catalog) -> None:
+        assert catalog.deleted_documents("main", 0) == []
+        older, new = new_commit(0, content="older"), new_commit(0, content="newer")
+        for commit in (older, new):
+            make(catalog, commit)
+            delete(catalog, "main", 0)
+        make(catalog, new_commit(0, content="newest"))
+        make(catalog, new_commit(1))
+        delete(catalog, "main", 1)
+        assert sorted(catalog.deleted_documents("main", 0)) == sorted((it.document, it.manifest) for it in (older, new))
+        assert catalog.deleted_documents("other", 0) == []
+        collect(catalog)
+        assert catalog.deleted_documents("main", 0) == []
+
     def test_tags(self, catalog: Catalog) -> None:
         first, second = make(catalog, new_commit(0)), make(catalog, new_commit(1))
         assert tag(catalog, "best", first, "tags/1") is None

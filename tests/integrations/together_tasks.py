@@ -300,8 +300,8 @@ def step_after(group, place, *, fresh):
     """Weights after a second step, with what optimizers have as DTensors; `fresh` ones begin with a checkout."""
     mesh = DeviceMesh.from_group(group, "cpu")
     torch.manual_seed(int(fresh))
-    weight = torch.nn.Parameter(distribute_tensor(torch.randn(6, 4), mesh, [Replicate()]))
-    scale = torch.nn.Parameter(distribute_tensor(torch.randn(()), mesh, [Replicate()]))
+    weight: Any = torch.nn.Parameter(distribute_tensor(torch.randn(6, 4), mesh, [Replicate()]))
+    scale: Any = torch.nn.Parameter(distribute_tensor(torch.randn(()), mesh, [Replicate()]))
     optimizers = {"wide": torch.optim.Adafactor([weight], lr=0.1), "narrow": torch.optim.Adam([scale], lr=0.1)}
     state = {"model": {"w": weight, "s": scale}, **optimizers}
 

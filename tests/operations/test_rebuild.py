@@ -131,7 +131,9 @@ def test_what_is_damaged_is_named_and_left_out(place):
     assert report.commits == 3 and len(reasons) == 2
     assert "side@7" in next(reason for key, reason in reasons.items() if "side" in key)
     assert "cut short" in reasons[document.relative_to(place).as_posix()]
-    assert_whole(place)
+    assert_whole(place, verified=False)
+    with ckptstore.open(place) as store:
+        assert {problem.object for problem in store.verify().problems} == reasons.keys()
 
 
 def _packs(place, step):

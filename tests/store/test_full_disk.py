@@ -402,3 +402,23 @@ except ckptstore.StorageFull as error:
     assert f"cannot write {place}/packs/" in told.stdout
     assert assert_whole(place) == KEPT
     assert_nothing_leaked(place)
+
+
+def test_a_limit_that_the_catalog_meets_says_so(template, tmp_path):
+    """SQLite tells neither it nor a quota from a disk that fails."""
+    place = shutil.copytree(template, tmp_path / "store")
+    script = """
+import resource, signal, sys, ckptstore
+store = ckptstore.open(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    store.tag("best", 3)
+except ckptstore.CatalogError as error:
+    print(error)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script, place], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert "a quota or the limit of a file's size (ulimit -f) was met" in told.stdout
+    assert assert_whole(place) == KEPT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import time
 import uuid
 from contextlib import closing
 from dataclasses import replace
@@ -240,13 +241,17 @@ def test_what_nobody_knows_of_is_swept_after_a_day(place):
         (place / key).parent.mkdir(parents=True, exist_ok=True)
         (place / key).write_bytes(b"who knows")
     with site_of(place).open() as store:
+        for sweep in (False, True):
+            with pytest.raises(GcRefused, match=rf"{document} is damaged, and may be a commit that .* or remove it"):
+                store.gc(grace=0, sweep=sweep)
+        (place / document).unlink()
         store.gc(grace=0, sweep=True)
-        assert {pack, document} <= files(place)
-        for key in (pack, document, "packs/README", "manifests/README"):
+        assert pack in files(place)
+        for key in (pack, "packs/README", "manifests/README"):
             os.utime(place / key, (0, 0))
         report = store.gc(grace=0, sweep=True)
-        assert (report.packs, report.purged) == (1, 1)
-        assert not {pack, document} & files(place)
+        assert (report.packs, report.purged) == (1, 0)
+        assert pack not in files(place)
         assert (place / "packs/README").exists()
         assert (place / "manifests/README").exists()
         assert_same(store.checkout(1), state(0, 100))
@@ -418,6 +423,40 @@ def test_a_damaged_commit_that_a_rebuild_left_out_is_not_swept(place):
     path.write_bytes(whole)
     rebuilt(place)
     assert assert_readable(place, 2, state(300))
+
+
+def test_a_commit_whose_document_is_damaged_is_not_swept(place):
+    with site_of(place).open() as store:
+        path = place / store.commit(state(300), step=2).document
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
+    assert len(rebuilt(place).left_out) == 1
+    before = files(place)
+    with site_of(place).open() as store:
+        assert [path.samefile(place / problem.object) for problem in store.verify("sizes").problems] == [True]
+        for sweep in (False, True):
+            with pytest.raises(GcRefused, match=r"000000000002.* is damaged, and may be a commit"):
+                store.gc(ckptstore.KeepLast(1), grace=0, sweep=sweep)
+    assert files(place) == before
+    path.write_bytes(whole)
+    rebuilt(place)
+    assert assert_readable(place, 2, state(300))
+
+
+@pytest.mark.parametrize("seconds", [-3600, 0, 3600])
+def test_a_step_made_anew_is_the_one_that_a_rebuild_finds(place, monkeypatch, seconds):
+    """Whatever the clock of who made it anew says; nobody sweeps it."""
+    with site_of(place).open() as store:
+        store.delete(1)
+        with monkeypatch.context() as other:
+            other.setattr("time.time", lambda now=time.time: now() + seconds)
+            store.commit(state(300), step=1)
+    assert len(rebuilt(place).left_out) == 1
+    with site_of(place).open() as store:
+        assert_same(store.checkout(1), state(300))
+        store.gc(grace=0, sweep=True)
+    rebuilt(place)
+    assert assert_readable(place, 1, state(300))
 
 
 def test_an_older_catalog_does_not_believe_the_clocks(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
@@ -55,6 +56,18 @@ def flip(path, position):
 
 def parts_of(place):
     return site_of(place).parts()
+
+
+def test_what_another_store_is_too_new_to_tell_is_lost_alone(place, tmp_path):
+    other = shutil.copytree(place, tmp_path / "other")
+    with closing(sqlite3.connect(other / "catalog.sqlite")) as database:
+        database.execute("UPDATE chunks SET codec = 99 WHERE digest = (SELECT min(digest) FROM chunks)")
+        database.commit()
+    for path, _ in packs(place):
+        path.unlink()
+    with ckptstore.open(place) as store, ckptstore.open(other) as source:
+        paths = len(store.manifest(0)) * STEPS
+        assert 0 < len(store.repair(source).lost) < paths / 2
 
 
 def test_a_whole_store_needs_no_repair(place):
