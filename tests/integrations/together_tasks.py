@@ -185,7 +185,7 @@ class _Noted(torch.nn.Module):
 def _partly_own(value):
     """Objects whose state ranks have partly for themselves, a sparse tensor among them, and a plain dict."""
     model, loader, position = _Noted(), _Loader(), _Position()
-    sparse = torch.sparse_coo_tensor([[0, 2]], [float(value), 1.0], (4,))
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([float(value), 1.0]), (4,))
     return {"model": model, "loader": loader, "position": position, "rng": ckptstore.RNGState()}, sparse
 
 
