@@ -16,7 +16,14 @@ def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        compiler: Any = sys.modules.get("torch._dynamo")
+        from torch.compiler import is_compiling
+
+        if is_compiling():  # torch looks at this to compile it; at all modules it must not, while others import some
+            from torch import _dynamo
+
+            compiler: Any = _dynamo
+        else:
+            compiler = sys.modules.get("torch._dynamo")
         disable = getattr(compiler, "disable", None)  # missing while another thread imports it
         made: T = (function if disable is None else disable(function))(*args, **kwargs)
         return made

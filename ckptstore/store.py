@@ -355,6 +355,8 @@ class Store(Keeping):
         from ckptstore.operations.read import read
 
         view = self._views.of(self._find(step))
+        if out is not None:  # which may be of the state that is being committed
+            self._background.settle()
         return read(self._parts, view, path, index, out, allow_pickle=allow_pickle, budget=memory_budget_bytes)
 
     def _wish(

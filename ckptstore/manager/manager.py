@@ -19,7 +19,7 @@ from ckptstore.operations.address import Ref, check_step
 from ckptstore.operations.gc import DEFAULT_GRACE, check_terms
 from ckptstore.operations.handles import CommitHandle
 from ckptstore.operations.paths import as_globs
-from ckptstore.operations.retention import KeepBest, KeepLast, Policy
+from ckptstore.operations.retention import KeepBest, KeepLast, Policy, kept_by
 from ckptstore.progress import ProgressCallback
 from ckptstore.store import Store
 
@@ -308,7 +308,7 @@ class CheckpointManager:
         doubt = self._keep.doubt(commits)
         if doubt:
             warnings.warn(f"keep={self._keep}: {doubt}", stacklevel=1)
-            if not self._keep.keep(commits):
+            if not kept_by(self._keep, commits):
                 return
         self._store.plan_gc(self._keep | KeepLast(1), grace=self._grace).execute()
 

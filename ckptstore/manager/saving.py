@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from numbers import Integral
 
 from ckptstore.errors import InvalidArgument
 
@@ -109,7 +110,7 @@ def as_policy(interval: int | SavePolicy) -> SavePolicy:
 
 
 def _is_interval(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 1
 
 
 def _is_span(value: object) -> bool:

@@ -207,7 +207,7 @@ class Background:
 
     @staticmethod
     def _within() -> CommitInFlight:
-        where = "this thread is within commit_async, or close, where a signal's handler interrupted it"
+        where = "this thread is within commit_async, or close, and a signal's handler or a state_dict() makes this call"
         return CommitInFlight(f"{where}: wait until that has returned")
 
     def _prepare(self, wish: Wish, *, just_in_time: bool, drafts: bool) -> tuple[Staged, Wish]:

@@ -30,7 +30,7 @@ from ckptstore.format.keys import PREFIX as KEYS
 from ckptstore.format.packs import pack_key
 from ckptstore.format.tagging import PREFIX as TAGS
 from ckptstore.operations.orphans import check_not_older, orphans
-from ckptstore.operations.retention import KeepLast, Policy
+from ckptstore.operations.retention import KeepLast, Policy, kept_by
 from ckptstore.operations.rewrite import rewrite_packs, wasteful_packs
 from ckptstore.operations.tags import store_missing
 from ckptstore.progress import ProgressCallback, check_callback, meter
@@ -207,7 +207,7 @@ def plan_gc(
     version.check_features(chunks.config.requires_gc, "collect", chunks.storage.url)
     check_terms(keep, grace)
     commits = catalog.commits(run) if keep is not None else []
-    kept = keep.keep(commits) if keep is not None else {}
+    kept = kept_by(keep, commits) if keep is not None else {}
     if commits and not kept and keep != KeepLast(0):
         why = keep.doubt(commits) if keep is not None else ""
         told = f"{keep} keeps none of the {len(commits)} commits of run {run!r}{f' ({why})' if why else ''}"

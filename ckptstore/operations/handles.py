@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401 - what registers last is called first, see the end of the file
+import math
 import os
 import sys
 import threading
@@ -10,10 +11,11 @@ import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errands import uninterrupted
-from ckptstore.errors import InterpreterExiting, StateError
+from ckptstore.errors import InterpreterExiting, InvalidArgument, StateError
 from ckptstore.locks import Lock
 
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -50,6 +52,9 @@ class CommitHandle:
     def __repr__(self) -> str:
         return f"<commit in the background, {'done' if self.done() else 'being written'}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgument("a commit in the background cannot be pickled or copied: take its result()")
+
     def wait_staged(self) -> None:
         """Return once anybody may change the state in any way; until then, what optimizers own is theirs alone."""
         settle = self._settle
@@ -65,10 +70,11 @@ class CommitHandle:
 
         Raises:
             TimeoutError: it is still being written.
+            InvalidArgument: no number of seconds.
             StateError: this process is a fork of the one that commits.
             CkptStoreError: why it failed.
         """
-        self._wait(-1 if timeout is None else max(timeout, 0))
+        self._wait(-1 if timeout is None else _seconds(timeout))
         if timeout is not None and not self._over:
             raise TimeoutError(f"the commit is still being written after {timeout} s")
         _UNTOLD.pop(self._token, None)
@@ -156,6 +162,12 @@ class CommitHandle:
             mine.acquire(timeout=timeout)
 
 
+def _seconds(timeout: object) -> float:
+    if not isinstance(timeout, int | float) or math.isnan(timeout):
+        raise InvalidArgument(f"timeout={timeout!r}: give seconds, or None")
+    return min(max(timeout, 0), threading.TIMEOUT_MAX)
+
+
 def forget_locals(error: BaseException) -> None:
     """Of the functions that it went through, which hold the state."""
     found: BaseException | None = error
@@ -198,6 +210,8 @@ def _finish() -> None:
     for error in _UNTOLD.values():
         sys.stderr.write(f"ckptstore: a background commit failed: {error}\n")
 
+
+os.register_at_fork(after_in_child=_UNTOLD.clear)  # the parent tells of them
 
 # The interpreter itself waits for threads only after it has closed all thread pools, which a commit still needs.
 threading._register_atexit(_finish)  # type: ignore[attr-defined]  # noqa: SLF001

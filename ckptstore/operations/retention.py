@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 from ckptstore.catalog.records import CommitRecord
@@ -36,11 +37,25 @@ class _Union(Policy):
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         kept: dict[str, str] = {}
         for part in self.parts:
-            kept = part.keep(commits) | kept
+            kept = kept_by(part, commits) | kept
         return kept
 
     def doubt(self, commits: Sequence[CommitRecord]) -> str:
         return next(filter(None, (part.doubt(commits) for part in self.parts)), "")
+
+
+def kept_by(policy: Policy, commits: Sequence[CommitRecord]) -> dict[str, str]:
+    """What a policy keeps. Raises InvalidArgument for what cannot be meant, since all else would go."""
+    kept: object = policy.keep(commits)
+    wanted = "keep() gives a dict, {commit.id: reason}"
+    if not isinstance(kept, dict):
+        raise InvalidArgument(f"{policy!r} keeps a {type(kept).__name__}: {wanted}")
+    strange = [name for name in kept if not isinstance(name, str)]
+    if not strange and commits and not kept.keys() & {commit.id for commit in commits}:
+        strange = list(kept)
+    if strange:
+        raise InvalidArgument(f"{policy!r} keeps {strange[0]!r}, which is no id of a commit: {wanted}")
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +158,7 @@ class KeepBest(Policy):
 
 
 def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and value >= least
+    return isinstance(value, Integral) and int(value) >= least
 
 
 def _is_span(value: object) -> bool:

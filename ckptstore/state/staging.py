@@ -106,7 +106,8 @@ class Stager:
         here = {path: leaf for path, leaf in single.items() if path not in there}
         lendable = {path: leaf for path, leaf in here.items() if _may_be_lent(leaf)} if optimizers else {}
         live, owners = self._live(lendable, flat, optimizers) if lendable else ({}, {})
-        self._hooks.attach(owners)
+        if owners:
+            self._hooks.attach(owners)
         staged = there | live | self._copies({path: leaf for path, leaf in here.items() if path not in live})
         sharded = {path: form_of(tensor) for path, tensor in flat.sharded.items()}
         return Staged(replace(_with(flat, staged), sharded=sharded), JustInTime(owners, self._buffers))

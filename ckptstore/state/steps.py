@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ class Watcher(Protocol):
 
 
 _WATCHERS: weakref.WeakValueDictionary[int, Watcher] = weakref.WeakValueDictionary()
+_LEFT: deque[RemovableHandle] = deque()
+"""Hooks of who is gone, for the next one to remove: the collector may come while they run."""
 _FILE = Optimizer.profile_hook_step.__code__.co_filename
 
 
@@ -41,11 +44,19 @@ def stepping(value: object) -> Optimizer | None:
 
     Of one that only passes another one's state on, as Accelerate's wrappers do, it is that one.
     """
-    if not isinstance(value, Optimizer) or hasattr(value, "_optimizer_step_pre_hooks"):
-        return value if isinstance(value, Optimizer) else None
+    if not isinstance(value, Optimizer):
+        return None
+    if _runs_hooks(value):
+        return value
     inner = stepping(getattr(value, "optimizer", None))
     passes_on = inner is not None and value.state is inner.state and value.param_groups is inner.param_groups
     return inner if passes_on else None
+
+
+def _runs_hooks(optimizer: Optimizer) -> bool:
+    """Whether torch has wrapped its step; some that were never set up have only a place for hooks."""
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    return isinstance(hooks, OrderedDict) and getattr(type(optimizer).step, "hooked", False)
 
 
 def is_within_one() -> bool:
@@ -67,14 +78,17 @@ class Hooks:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
+        weakref.finalize(self, _LEFT.extend, self._handles).atexit = False
 
     def attach(self, optimizers: Iterable[Optimizer]) -> None:
-        """To those that have none of these yet."""
-        self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]  # not of those gone
+        """To those that have none of these yet; not within a step."""
+        while _LEFT:
+            _LEFT.popleft().remove()
+        self._handles[:] = [handle for handle in self._handles if handle.hooks_dict_ref()]  # not of those that are gone
         attached = {id(handle.hooks_dict_ref()) for handle in self._handles}
         for optimizer in optimizers:
             if id(optimizer._optimizer_step_pre_hooks) not in attached:  # noqa: SLF001 - has no public name
-                self._handles.append(optimizer.register_step_pre_hook(_before_step))
+                self._handles.append(_first(optimizer.register_step_pre_hook(_before_step)))
 
     def detach(self) -> None:
         """From all, unless one of them may be running them: they do nothing without a commit in flight."""
@@ -82,6 +96,14 @@ class Hooks:
             for handle in self._handles:
                 handle.remove()
         self._handles.clear()
+
+
+def _first(handle: RemovableHandle) -> RemovableHandle:
+    """Ahead of the hooks that are there: they may change parameters."""
+    hooks = handle.hooks_dict_ref()
+    if hooks is not None:
+        hooks.move_to_end(handle.id, last=False)
+    return handle
 
 
 @uncompiled
@@ -98,4 +120,4 @@ def _before_any_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         _before_step(optimizer, args, kwargs)
 
 
-register_optimizer_step_pre_hook(_before_any_step)
+_first(register_optimizer_step_pre_hook(_before_any_step))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -136,3 +138,33 @@ def test_a_hook_of_a_compiled_step_may_save(slowed):
     for _ in range(3):
         step()
     saving.check(3)
+
+
+_IMPORTING = """
+import sys, threading, time, types, torch, ckptstore
+store = ckptstore.open(sys.argv[1])
+model = torch.nn.Sequential(*(torch.nn.Linear(60, 60) for _ in range(4)))
+optimizer = torch.optim.AdamW(model.parameters())
+step = torch.compile(optimizer.step, backend="eager")
+stepped = threading.Event()
+def add_modules(count=0):
+    while not stepped.wait(1e-4):
+        sys.modules[f"added{count}"] = types.ModuleType("added")
+        count += 1
+handle = store.commit_async({"model": model, "optimizer": optimizer}, step=0)
+threading.Thread(target=add_modules).start()
+for parameter in model.parameters():
+    parameter.grad = torch.randn_like(parameter)
+try:
+    step()
+finally:
+    stepped.set()
+print(handle.result().step)
+"""
+
+
+def test_a_step_is_compiled_while_others_import(tmp_path):
+    """Torch goes through all modules for what looks at these, and fails when there come to be more."""
+    command = [sys.executable, "-c", _IMPORTING, tmp_path / "store"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout == "0\n", done.stderr

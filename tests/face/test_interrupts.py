@@ -470,6 +470,17 @@ child.start()
 child.join()
 """
 
+_FAILED_BEFORE = """
+import multiprocessing, sys, torch, ckptstore
+store = ckptstore.open(sys.argv[1])
+store.commit({"x": torch.zeros(3)}, step=1)
+handle = store.commit_async({"x": torch.ones(3)}, step=1)
+handle.exception()
+child = multiprocessing.get_context("fork").Process(target=int)
+child.start()
+child.join()
+"""
+
 _LATE = """
 import atexit, sys, torch, ckptstore
 store = ckptstore.open(sys.argv[1])
@@ -493,6 +504,10 @@ def run(source: str, place: Any, *given: str) -> Any:
 
 def test_an_error_is_told_when_a_fork_ends(tmp_path):
     assert run(_FORKED, tmp_path / "store").stderr.count("a background commit failed: StepExists(") == 1
+
+
+def test_an_error_of_before_a_fork_is_told_by_the_parent_alone(tmp_path):
+    assert run(_FAILED_BEFORE, tmp_path / "store").stderr.count("a background commit failed: StepExists(") == 1
 
 
 @pytest.mark.parametrize("first", [False, True])

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,12 +21,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.optim import swa_utils
 
 import ckptstore
 from ckptstore import CommitInFlight, InvalidArgument, StateError, StepExists, StorageFull
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.claims import SessionClaims
+from ckptstore.integrations.dcp import StoreReader
 from ckptstore.opening import open_parts
 from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
@@ -29,6 +36,7 @@ from ckptstore.testing.equality import assert_same
 from tests.face.wrapping import PassingOn
 
 WIDE = 40
+PATHS = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class Slowed(Intercepted):
@@ -489,6 +497,143 @@ def test_hooks_do_not_pile_up(slowed):
         store.commit_async({"optim": optimizer}, step=number)
         step(weights, optimizer)
         assert len(optimizer._optimizer_step_pre_hooks) == 1
+
+
+def test_hooks_of_dropped_stores_do_not_pile_up(tmp_path):
+    weights, optimizer = large()
+    for number in range(4):
+        store = ckptstore.open(tmp_path / "store", run=f"run {number}")
+        store.commit_async({"w": weights, "optim": optimizer}, step=0).result()
+        del store
+        gc.collect()
+        step(weights, optimizer)
+        assert len(optimizer._optimizer_step_pre_hooks) == 1
+
+
+class Around(torch.optim.Optimizer):
+    """Has state of its own, and was never set up, as pytorch-optimizer's Lookahead is not."""
+
+    param_groups: Any = ()
+
+    def __init__(self, optimizer: torch.optim.Optimizer, hooks: Any, change: Callable[[torch.Tensor], Any]) -> None:
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = hooks(), hooks()
+        self.optimizer, self.change, self.param_groups = optimizer, change, optimizer.param_groups
+        weights = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.state: Any = {weight: {"slow": weight.detach().clone()} for weight in weights}
+
+    def state_dict(self) -> Any:
+        return {"inner": self.optimizer.state_dict(), "slow": [own["slow"] for own in self.state.values()]}
+
+    def step(self, closure: Any = None) -> Any:
+        self.optimizer.step(closure)
+        for own in self.state.values():
+            self.change(own["slow"])
+
+
+def by_data(parameter: torch.Tensor) -> None:
+    parameter.data.mul_(0.5)
+
+
+@torch.no_grad()
+def in_place(parameter: torch.Tensor) -> None:
+    parameter.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [by_data, in_place])
+@pytest.mark.parametrize("hooks", [dict, OrderedDict])
+def test_an_optimizer_that_runs_no_hooks_is_copied_at_once(slowed, hooks, change):
+    store, storage = slowed
+    weights, inner = large()
+    optimizer = Around(inner, hooks, change)
+    storage.gate.clear()
+    expected = copy.deepcopy({"w": weights, "optim": optimizer.state_dict()})
+    handle = store.commit_async({"w": weights, "optim": optimizer}, step=0)
+    step(weights, optimizer)
+    storage.gate.set()
+    handle.result()
+    assert_same(store.checkout(0), expected)
+
+
+@pytest.mark.parametrize("change", [by_data, in_place])
+@pytest.mark.parametrize("first", ["global", "own, compiled"])
+def test_hooks_that_were_there_before_may_change_parameters(tmp_path, first, change):
+    """Torch runs hooks in order; a process of its own, since ours comes once."""
+    script = f"""
+import copy, sys, torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+torch.manual_seed(0)
+weights = [torch.nn.Parameter(torch.randn(40, 50)) for _ in range(6)]
+optimizer = torch.optim.AdamW(weights)
+def change(optimizer, *_):
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            {"parameter.data.mul_(0.5)" if change is by_data else "parameter.detach().mul_(0.5)"}
+if {first == "global"}:
+    register_optimizer_step_pre_hook(change)
+else:
+    optimizer.register_step_pre_hook(change)
+    optimizer.step = torch.compile(optimizer.step, backend="eager")
+import ckptstore.chunkstore.windows, ckptstore.format.packs
+ckptstore.format.packs.TARGET_BYTES = ckptstore.chunkstore.windows._LOANS = 16384
+from tests.face.test_just_in_time import slowed_store, step
+from ckptstore.testing.equality import assert_same
+store, storage = slowed_store(sys.argv[1])
+for number in range(3):
+    step(weights, optimizer)
+    storage.gate.clear()
+    expected = copy.deepcopy(weights)
+    handle = store.commit_async({{"w": weights, "optim": optimizer}}, step=number)
+    step(weights, optimizer)
+    storage.gate.set()
+    handle.result()
+    assert_same(store.checkout(number)["w"], expected)
+print("same")
+"""
+    place = str(tmp_path / "store")
+    done = subprocess.run([sys.executable, "-c", script, place], capture_output=True, text=True, check=False, env=PATHS)
+    assert done.stdout == "same\n", done.stderr
+
+
+def by_read(store: Store, weights: list[nn.Parameter]) -> None:
+    for number, weight in enumerate(weights):
+        store.read(0, f"w/n{number}", out=weight.data)
+
+
+def by_dcp(store: Store, weights: list[nn.Parameter]) -> None:
+    dcp_load(
+        {"w": {f"n{number}": weight.data for number, weight in enumerate(weights)}},
+        storage_reader=StoreReader(store, step=0),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed:UserWarning")
+@pytest.mark.parametrize("load", [by_read, by_dcp])
+def test_loading_into_what_is_being_committed(slowed, load):
+    store, storage = slowed
+    weights, optimizer = large()
+    store.commit({"w": {f"n{number}": weight for number, weight in enumerate(weights)}, "optim": optimizer}, step=0)
+    step(weights, optimizer)
+    expected = copy.deepcopy(weights)
+    storage.gate.clear()
+    handle = store.commit_async({"w": weights, "optim": optimizer}, step=1)
+    load(store, weights)
+    storage.gate.set()
+    handle.result()
+    assert_same(store.checkout(1)["w"], expected)
+    assert_same(weights, [*store.checkout(0)["w"].values()])
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e12])
+def test_waiting_for_ever(slowed, seconds):
+    store, storage = slowed
+    storage.gate.clear()
+    handle = store.commit_async({"w": torch.ones(3000)}, step=0)
+    threading.Timer(0.2, storage.gate.set).start()
+    assert handle.result(seconds).step == 0
+    with pytest.raises(InvalidArgument, match="timeout=nan: give seconds"):
+        handle.result(float("nan"))
+    with pytest.raises(InvalidArgument, match="cannot be pickled or copied"):
+        copy.deepcopy(handle)
 
 
 def test_a_commit_that_failed_holds_up_no_step(slowed):

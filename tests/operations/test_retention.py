@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,6 +96,44 @@ def test_a_policy_of_ones_own(tmp_path):
         assert store.steps() == [2, 3, 5, 7]
 
 
+class Told(ckptstore.Policy):
+    """Keeps what it is told to."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def keep(self, commits):
+        return self.kept(commits)
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        (lambda commits: {c.step: "step" for c in commits}, "keeps 0, which is no id of a commit"),
+        (lambda commits: {c.address: "address" for c in commits}, "keeps 'main@0', which is no id"),
+        (lambda commits: {commits[0].id: "", 1: ""}, "keeps 1, which is no id"),
+        (lambda commits: [c.id for c in commits], "keeps a list"),
+        (lambda _: None, "keeps a NoneType"),
+    ],
+)
+def test_a_policy_of_ones_own_that_names_no_commits(tmp_path, kept, told, more):
+    keep = Told(kept) | KeepLast(1) if more else Told(kept)
+    with ckptstore.open(tmp_path / "store") as store:
+        for step in range(3):
+            store.commit({"step": step}, step=step)
+        with pytest.raises(InvalidArgument, match=told):
+            store.gc(keep, grace=0, most=1)
+        assert store.steps() == [0, 1, 2]
+
+
+def test_a_policy_of_ones_own_may_name_what_is_gone(tmp_path):
+    with ckptstore.open(tmp_path / "store") as store:
+        pinned = [store.commit({"step": step}, step=step).id for step in range(3)][:2]
+        store.delete(0)
+        assert store.gc(Told(lambda _: dict.fromkeys(pinned, "pinned")), grace=0).deleted == (2,)
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -109,3 +148,8 @@ def test_a_policy_of_ones_own(tmp_path):
 def test_policies_that_cannot_be(make, told):
     with pytest.raises(InvalidArgument, match=told):
         make()
+
+
+def test_counts_of_numpy():
+    assert KeepLast(np.int64(2)) == KeepLast(2)  # type: ignore[arg-type]
+    assert ckptstore.SaveEvery(np.int64(5)) == ckptstore.SaveEvery(5)  # type: ignore[arg-type]

@@ -46,6 +46,11 @@ class Place:
             self._parts = open_store(self._store, run=self.run, **self._options)._parts  # type: ignore[arg-type] # noqa: SLF001 - as above
         return self._parts
 
+    def settle(self) -> None:
+        """Return once anybody may change what the store that was given is committing in the background."""
+        if isinstance(self._store, Store):
+            self._store._background.settle()  # noqa: SLF001 - as above
+
     def rest(self) -> None:
         """Give back the connections of a store that was opened here, until it is needed again."""
         if self._store is not None and not isinstance(self._store, Store) and self._parts is not None:

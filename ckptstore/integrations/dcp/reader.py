@@ -126,6 +126,7 @@ class StoreReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """See `StorageReader`."""
+        self._place.settle()
         tensors = [item for item in plan.items if item.type is LoadItemType.TENSOR]
         self._read_tensors(tensors, planner)
         for item in plan.items:
