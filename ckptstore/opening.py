@@ -10,7 +10,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, cast, get_args
 
@@ -23,10 +23,13 @@ from ckptstore.chunkstore.sealed_catalog import sealed_catalog
 from ckptstore.errors import (
     CatalogError,
     CatalogLocation,
+    CorruptData,
     InvalidArgument,
     NotAStore,
     ObjectExists,
     ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
 )
 from ckptstore.format import version
 from ckptstore.format.codecs import Level
@@ -308,13 +311,28 @@ def _init(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, key
     if other is not None and _read_config(storage) is None:
         advice = _nearby(storage) or "a store needs a place of its own"
         raise NotAStore(f"{storage.url} holds no {version.KEY} but {other}: {advice}")
-    key = create_key(storage, config.id, key_file) if encrypt else None
+    key, settings = create_key(storage, config.id, key_file) if encrypt else None, version.encode(config)
     try:
-        storage.put(version.KEY, [version.encode(config)])
-    except ObjectExists:
-        if key is not None:
-            storage.delete(key)
+        storage.put(version.KEY, [settings])
+    except StorageError as error:
+        if key is not None and not _may_hold(storage, settings, error):
+            with suppress(StorageError):  # what to tell is why there is no store
+                storage.delete(key)
+        if not isinstance(error, ObjectExists):
+            raise
     return version.decode(storage.get(version.KEY), storage.url)
+
+
+def _may_hold(storage: Storage, settings: bytes, error: StorageError) -> bool:
+    """Whether settings are, or may come to be, those that lie there, though an error came of storing them."""
+    if isinstance(error, StorageUnavailable):
+        return True
+    try:
+        return storage.get(version.KEY) == settings
+    except ObjectNotFound:
+        return False
+    except (CorruptData, StorageError):
+        return True
 
 
 def _others(storage: Storage) -> Iterator[str]:

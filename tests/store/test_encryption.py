@@ -22,7 +22,10 @@ from ckptstore.errors import (
     InvalidArgument,
     MissingData,
     NotAStore,
+    StorageError,
+    StorageFull,
     StorageReadOnly,
+    StorageUnavailable,
     StoreTooNew,
     WrongKey,
 )
@@ -279,6 +282,38 @@ def test_who_founds_second_is_told_that_the_store_is_plain(place, key, monkeypat
     with pytest.raises(InvalidArgument, match="is not encrypted, and stays so"):
         ckptstore.open(place, encrypt=True, key_file=key)
     assert not list(place.glob("keys/*"))
+
+
+def fail_to_put_settings(monkeypatch, error, *, after):
+    put = LocalStorage.put
+
+    def failing(self, name, parts):
+        if name != version.KEY or after:
+            put(self, name, parts)
+        if name == version.KEY:
+            raise error
+
+    monkeypatch.setattr(LocalStorage, "put", failing)
+
+
+@pytest.mark.parametrize("kind", [StorageFull, StorageReadOnly, StorageError])
+def test_a_store_that_was_not_made_leaves_no_key(place, key, monkeypatch, kind):
+    for _ in range(2):
+        with monkeypatch.context() as patched, pytest.raises(kind, match="injected"):
+            fail_to_put_settings(patched, kind("injected"), after=False)
+            ckptstore.open(place, encrypt=True, key_file=key)
+        assert not list(place.glob("keys/*"))
+    ckptstore.open(place, encrypt=True, key_file=key).close()
+    assert len(list(place.glob("keys/*"))) == 1
+
+
+@pytest.mark.parametrize(("kind", "after"), [(StorageUnavailable, False), (StorageError, True)])
+def test_the_key_of_a_store_that_may_have_been_made_stays(place, key, monkeypatch, kind, after):
+    with monkeypatch.context() as patched, pytest.raises(kind, match="injected"):
+        fail_to_put_settings(patched, kind("injected"), after=after)
+        ckptstore.open(place, encrypt=True, key_file=key)
+    assert len(list(place.glob("keys/*"))) == 1
+    ckptstore.open(place, encrypt=True, key_file=key).close()
 
 
 def test_settings_that_somebody_stripped_do_not_make_it_store_in_clear(site, key):
