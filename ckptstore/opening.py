@@ -23,6 +23,7 @@ from ckptstore.chunkstore.sealed_catalog import sealed_catalog
 from ckptstore.errors import (
     CatalogError,
     CatalogLocation,
+    CatalogNotFound,
     CorruptData,
     InvalidArgument,
     NotAStore,
@@ -94,11 +95,16 @@ def open_parts(
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
     check_catalog_present(address, storage)
     before = partial(_check_no_commits, storage)
-    found = open_catalog(address, create=create, refusal=refusal, before_making=before, database=database)
-    with ExitStack() as on_error:
-        on_error.callback(found.close)
-        _check_owner(storage, found, config, read_only=read_only)
-        on_error.pop_all()
+    try:
+        found = open_catalog(address, create=create, refusal=refusal, before_making=before, database=database)
+        with ExitStack() as on_error:
+            on_error.callback(found.close)
+            _check_owner(storage, found, config, read_only=read_only)
+            on_error.pop_all()
+    except CatalogNotFound:
+        if catalog is not None or not read_only or not _has_commits(storage):
+            raise
+        return _open_documents(storage, config, key_file, encrypt=encrypt)  # an interrupted rebuild left what is there
     return _parts(ReadOnly(storage, refusal) if read_only else storage, found, config, sealer, compression)
 
 
@@ -132,7 +138,7 @@ def _parts(
 
 
 def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, read_only: bool) -> None:
-    """Raises CatalogError for the catalog of another store, and for a new one beside commits that it does not know."""
+    """Raises CatalogError for another store's catalog, CatalogNotFound for a new one beside commits."""
     if catalog.owner() is None and not _has_commits(storage):
         if read_only:
             return
@@ -157,9 +163,10 @@ def _of_another(catalog: str, storage: Storage) -> CatalogError:
 
 
 def _check_no_commits(storage: Storage, catalog: str) -> None:
-    """Raises CatalogError for commits beside a catalog that knows of nothing."""
+    """Raises CatalogNotFound for commits beside a catalog that knows of nothing."""
     if _has_commits(storage):
-        raise CatalogError(f"the catalog {catalog} is empty, but {storage.url} holds commits: {_BRING_BACK}")
+        told = f"the catalog {catalog} is empty, but {storage.url} holds commits"
+        raise CatalogNotFound(f"{told}: {_BRING_BACK}; {_DO_WITHOUT}")
 
 
 def check_catalog_present(address: str, storage: Storage) -> None:

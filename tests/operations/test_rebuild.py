@@ -38,7 +38,7 @@ from ckptstore.format.packs import pack_key
 from ckptstore.storage import open_storage
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
-from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, site_of, state_of
+from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, files, site_of, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import Meanwhile, Recording
@@ -576,6 +576,27 @@ def test_a_folder_is_read_without_its_catalog(place, monkeypatch, kind):
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == there
     with pytest.raises(CatalogError, match="read_only=True"):
         ckptstore.open(place)
+
+
+@pytest.mark.parametrize("n", [*range(1, 9), None])
+def test_a_folder_is_read_without_the_catalog_that_a_killed_rebuild_left(place, monkeypatch, n):
+    """None: one that had made nothing but an empty file."""
+    before = told(place)
+    lose(place)
+    if n is None:
+        (place / "catalog.sqlite").touch()
+    else:
+        monkeypatch.setattr(opening, "open_catalog", lambda *args, **options: _failing(n, False, *args, **options))
+        with pytest.raises(CatalogError, match="injected"):
+            ckptstore.rebuild_catalog(place)
+        monkeypatch.undo()
+    left = files(place)
+    assert told(place, read_only=True) == before
+    assert files(place) == left
+    with pytest.raises(CatalogError, match=r"rebuild; to read without it, give read_only=True"):
+        ckptstore.open(place)
+    assert ckptstore.rebuild_catalog(place).commits == 5
+    assert told(place) == before
 
 
 def test_a_folders_catalog_is_used_where_there_is_one(place, postgres, monkeypatch):
