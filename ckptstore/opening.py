@@ -30,6 +30,7 @@ from ckptstore.errors import (
     ObjectExists,
     ObjectNotFound,
     StorageError,
+    StorageFull,
     StorageUnavailable,
 )
 from ckptstore.format import version
@@ -41,6 +42,7 @@ from ckptstore.format.version import StoreConfig
 from ckptstore.operations.rebuild import RebuildReport, rebuild
 from ckptstore.storage import open_storage
 from ckptstore.storage.base import Storage
+from ckptstore.storage.failures import write_error
 from ckptstore.storage.filesystem import network_file_system
 from ckptstore.storage.local import LocalStorage
 from ckptstore.storage.wrappers import ReadOnly
@@ -54,6 +56,7 @@ _BRING_BACK = (
 )
 _ELSEWHERE = "if its catalog lies elsewhere, give catalog= (--catalog); else "
 _MOST_NEARBY = 3
+_WITH_ROOM = "set TMPDIR to a folder with room, or give catalog= (--catalog)"
 _DO_WITHOUT = "to read without it, give read_only=True (--read-only) and no catalog="
 
 
@@ -220,24 +223,35 @@ def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile, *,
     """For reading only, with a catalog of our own that is made from the documents, and goes when it is not used."""
     version.check_features(config.requires_read, "read", storage.url)
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
-    folder = tempfile.mkdtemp(prefix="ckptstore-")
-    address = sqlite_url(os.path.join(folder, CATALOG_FILE))
-    try:
-        report = fill(address, storage, config, sealer)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    for left in report.left_out:
-        warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=4)
     catalogs = "sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
     refusal = (
         f"{storage.url} was opened without its catalog, for reading only: give catalog= (--catalog), as {catalogs}"
     )
     if isinstance(storage, ReadOnly):
         refusal = storage.refusal
-    found = open_catalog(address, create=False, refusal=refusal)
+    folder = _temporary_folder(storage)
+    address = sqlite_url(os.path.join(folder, CATALOG_FILE))
+    try:
+        report = fill(address, storage, config, sealer)
+        found = open_catalog(address, create=False, refusal=refusal)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, StorageFull):
+            raise StorageFull(f"{error}; it was made for reading without one: {_WITH_ROOM}") from error
+        raise
     weakref.finalize(found, _remove_folder, folder, os.getpid())
+    for left in report.left_out:
+        warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=4)
     return _parts(ReadOnly(storage, refusal), found, config, sealer)
+
+
+def _temporary_folder(storage: Storage) -> str:
+    """A new one. Raises StorageFull, StorageReadOnly, StorageError."""
+    try:
+        return tempfile.mkdtemp(prefix="ckptstore-")
+    except OSError as error:
+        told = f"cannot make {error.filename or 'a temporary folder'} for reading {storage.url} without its catalog"
+        raise write_error(error)(f"{told}: {error.strerror}; {_WITH_ROOM}") from error
 
 
 def _remove_folder(folder: str, process: int) -> None:

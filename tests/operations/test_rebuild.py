@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -29,6 +30,7 @@ from ckptstore.errors import (
     ObjectNotFound,
     StepExists,
     StorageError,
+    StorageFull,
     StorageReadOnly,
     StorageUnavailable,
     WrongKey,
@@ -493,6 +495,38 @@ def test_an_opening_without_catalog_that_fails_leaves_no_folder(place, tmp_path,
     assert list((tmp_path / "temporary").iterdir()) == []
     with ckptstore.open(url) as store:
         assert store.steps() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, StorageFull),
+        (errno.EACCES, StorageReadOnly),
+        (errno.EROFS, StorageReadOnly),
+        (errno.ENOENT, StorageError),
+    ],
+)
+def test_a_temporary_folder_that_cannot_be_made_is_named(place, monkeypatch, number, kind):
+    lose(place)
+
+    def refuse(folder, mode=0o777):
+        raise OSError(number, os.strerror(number), folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tempfile.tempdir", "/some/where")
+        patched.setattr(os, "mkdir", refuse)
+        told = rf"cannot make /some/where/ckptstore-\w+ .*: {os.strerror(number)}; set TMPDIR to .* or give catalog="
+        with pytest.raises(kind, match=told) as raised:
+            ckptstore.open(place, read_only=True)
+    assert raised.type is kind
+
+
+def test_no_usable_temporary_folder_is_an_error_of_the_tree(place, monkeypatch):
+    lose(place)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/some/where"])
+    with pytest.raises(StorageError, match=r"cannot make a temporary folder .*'/some/where'.*; set TMPDIR to"):
+        ckptstore.open(place, read_only=True)
 
 
 def test_another_empty_database_is_left_empty(place, tmp_path):
