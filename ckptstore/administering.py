@@ -90,6 +90,7 @@ def change_key(
 
     Raises:
         WrongKey: the old passphrase does not open the store; nothing was changed.
+        CorruptData: the wrapped key is damaged or gone; nothing was changed.
         InvalidArgument: the store is not encrypted, or a file cannot be read.
         StoreTooNew: the store has what this version would not know how to keep.
     """

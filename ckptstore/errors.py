@@ -191,7 +191,7 @@ class CorruptData(CkptStoreError):
 
 
 class MissingData(CorruptData):
-    """A pack or manifest that the catalog relies on is not in storage."""
+    """A pack or manifest that the catalog relies on, or the wrapped key of an encrypted store, is not in storage."""
 
 
 class RankFailed(CkptStoreError):

@@ -110,7 +110,8 @@ class Keeping(Browsing):
 
         Args:
             level: `catalog`: the database and its manifests; `sizes`: also that every object is there and as long as it
-                was, and that the catalog knows every whole commit; `footers`: also what objects say of themselves;
+                was, that the catalog knows every whole commit, and that the wrapped key of an encrypted store, without
+                which nobody could open it again, is whole; `footers`: also what objects say of themselves;
                 `data`: also every byte.
             subset: (k, n), as (3, 20): only the k-th of n equal parts of the packs, always the same ones. Manifests are
                 checked all.
@@ -149,7 +150,8 @@ class Keeping(Browsing):
         Damaged packs are retired: what is whole in them, or lies elsewhere, is stored anew, as is what rests on them
         and can be read all the same. Nothing else is found in them any more, so that the next commit of the same chunks
         heals what is still lost. They stay in storage as long as anything is lost. Manifest documents are mended from
-        the catalog, and the catalog's from them; documents of tags are stored anew.
+        the catalog, and the catalog's from them; documents of tags are stored anew, and so is the wrapped key of an
+        encrypted store, for the passphrase that this process opened it with.
         """
         return self.plan_repair(source, progress=progress).execute(progress)
 

@@ -10,7 +10,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, cast, get_args
 
@@ -23,10 +23,15 @@ from ckptstore.chunkstore.sealed_catalog import sealed_catalog
 from ckptstore.errors import (
     CatalogError,
     CatalogLocation,
+    CatalogNotFound,
+    CorruptData,
     InvalidArgument,
     NotAStore,
     ObjectExists,
     ObjectNotFound,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
 )
 from ckptstore.format import version
 from ckptstore.format.codecs import Level
@@ -37,6 +42,7 @@ from ckptstore.format.version import StoreConfig
 from ckptstore.operations.rebuild import RebuildReport, rebuild
 from ckptstore.storage import open_storage
 from ckptstore.storage.base import Storage
+from ckptstore.storage.failures import write_error
 from ckptstore.storage.filesystem import network_file_system
 from ckptstore.storage.local import LocalStorage
 from ckptstore.storage.wrappers import ReadOnly
@@ -50,6 +56,7 @@ _BRING_BACK = (
 )
 _ELSEWHERE = "if its catalog lies elsewhere, give catalog= (--catalog); else "
 _MOST_NEARBY = 3
+_WITH_ROOM = "set TMPDIR to a folder with room, or give catalog= (--catalog)"
 _DO_WITHOUT = "to read without it, give read_only=True (--read-only) and no catalog="
 
 
@@ -91,11 +98,16 @@ def open_parts(
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
     check_catalog_present(address, storage)
     before = partial(_check_no_commits, storage)
-    found = open_catalog(address, create=create, refusal=refusal, before_making=before, database=database)
-    with ExitStack() as on_error:
-        on_error.callback(found.close)
-        _check_owner(storage, found, config, read_only=read_only)
-        on_error.pop_all()
+    try:
+        found = open_catalog(address, create=create, refusal=refusal, before_making=before, database=database)
+        with ExitStack() as on_error:
+            on_error.callback(found.close)
+            _check_owner(storage, found, config, read_only=read_only)
+            on_error.pop_all()
+    except CatalogNotFound:
+        if catalog is not None or not read_only or not _has_commits(storage):
+            raise
+        return _open_documents(storage, config, key_file, encrypt=encrypt)  # an interrupted rebuild left what is there
     return _parts(ReadOnly(storage, refusal) if read_only else storage, found, config, sealer, compression)
 
 
@@ -129,7 +141,7 @@ def _parts(
 
 
 def _check_owner(storage: Storage, catalog: Catalog, config: StoreConfig, *, read_only: bool) -> None:
-    """Raises CatalogError for the catalog of another store, and for a new one beside commits that it does not know."""
+    """Raises CatalogError for another store's catalog, CatalogNotFound for a new one beside commits."""
     if catalog.owner() is None and not _has_commits(storage):
         if read_only:
             return
@@ -154,9 +166,10 @@ def _of_another(catalog: str, storage: Storage) -> CatalogError:
 
 
 def _check_no_commits(storage: Storage, catalog: str) -> None:
-    """Raises CatalogError for commits beside a catalog that knows of nothing."""
+    """Raises CatalogNotFound for commits beside a catalog that knows of nothing."""
     if _has_commits(storage):
-        raise CatalogError(f"the catalog {catalog} is empty, but {storage.url} holds commits: {_BRING_BACK}")
+        told = f"the catalog {catalog} is empty, but {storage.url} holds commits"
+        raise CatalogNotFound(f"{told}: {_BRING_BACK}; {_DO_WITHOUT}")
 
 
 def check_catalog_present(address: str, storage: Storage) -> None:
@@ -210,24 +223,35 @@ def _open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile, *,
     """For reading only, with a catalog of our own that is made from the documents, and goes when it is not used."""
     version.check_features(config.requires_read, "read", storage.url)
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
-    folder = tempfile.mkdtemp(prefix="ckptstore-")
-    address = sqlite_url(os.path.join(folder, CATALOG_FILE))
-    try:
-        report = fill(address, storage, config, sealer)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    for left in report.left_out:
-        warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=4)
     catalogs = "sqlite:///path/to/catalog.sqlite or postgresql://user@host/database"
     refusal = (
         f"{storage.url} was opened without its catalog, for reading only: give catalog= (--catalog), as {catalogs}"
     )
     if isinstance(storage, ReadOnly):
         refusal = storage.refusal
-    found = open_catalog(address, create=False, refusal=refusal)
+    folder = _temporary_folder(storage)
+    address = sqlite_url(os.path.join(folder, CATALOG_FILE))
+    try:
+        report = fill(address, storage, config, sealer)
+        found = open_catalog(address, create=False, refusal=refusal)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, StorageFull):
+            raise StorageFull(f"{error}; it was made for reading without one: {_WITH_ROOM}") from error
+        raise
     weakref.finalize(found, _remove_folder, folder, os.getpid())
+    for left in report.left_out:
+        warnings.warn(f"{left.object} is left out: {left.reason}", stacklevel=4)
     return _parts(ReadOnly(storage, refusal), found, config, sealer)
+
+
+def _temporary_folder(storage: Storage) -> str:
+    """A new one. Raises StorageFull, StorageReadOnly, StorageError."""
+    try:
+        return tempfile.mkdtemp(prefix="ckptstore-")
+    except OSError as error:
+        told = f"cannot make {error.filename or 'a temporary folder'} for reading {storage.url} without its catalog"
+        raise write_error(error)(f"{told}: {error.strerror}; {_WITH_ROOM}") from error
 
 
 def _remove_folder(folder: str, process: int) -> None:
@@ -308,13 +332,28 @@ def _init(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, key
     if other is not None and _read_config(storage) is None:
         advice = _nearby(storage) or "a store needs a place of its own"
         raise NotAStore(f"{storage.url} holds no {version.KEY} but {other}: {advice}")
-    key = create_key(storage, config.id, key_file) if encrypt else None
+    key, settings = create_key(storage, config.id, key_file) if encrypt else None, version.encode(config)
     try:
-        storage.put(version.KEY, [version.encode(config)])
-    except ObjectExists:
-        if key is not None:
-            storage.delete(key)
+        storage.put(version.KEY, [settings])
+    except StorageError as error:
+        if key is not None and not _may_hold(storage, settings, error):
+            with suppress(StorageError):  # what to tell is why there is no store
+                storage.delete(key)
+        if not isinstance(error, ObjectExists):
+            raise
     return version.decode(storage.get(version.KEY), storage.url)
+
+
+def _may_hold(storage: Storage, settings: bytes, error: StorageError) -> bool:
+    """Whether settings are, or may come to be, those that lie there, though an error came of storing them."""
+    if isinstance(error, StorageUnavailable):
+        return True
+    try:
+        return storage.get(version.KEY) == settings
+    except ObjectNotFound:
+        return False
+    except (CorruptData, StorageError):
+        return True
 
 
 def _others(storage: Storage) -> Iterator[str]:

@@ -73,6 +73,7 @@ def open_store(
     Raises:
         InvalidArgument: an argument that cannot be, or not for this store: another digest, a key for one without.
         WrongKey: the store is encrypted, and the key is missing or does not open it.
+        CorruptData: the store is encrypted, and its wrapped key is damaged or gone.
         NotAStore: the place holds something else, or nothing and `create` is off.
         StoreTooNew, SchemaTooNew: made by a newer ckptstore.
         SchemaTooOld: run `ckptstore migrate`.

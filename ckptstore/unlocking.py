@@ -6,14 +6,18 @@ import os
 import uuid
 from pathlib import Path
 
-from ckptstore.errors import InvalidArgument, WrongKey
+from ckptstore.errors import CorruptData, InvalidArgument, MissingData, WrongKey
 from ckptstore.format import keys
-from ckptstore.format.sealing import KEY_BYTES, Sealer, require_cryptography
+from ckptstore.format.sealing import KEY_BYTES, Sealer, WrappedKey, require_cryptography
 from ckptstore.format.version import ENCRYPTION, StoreConfig
 from ckptstore.storage.base import Storage
 
 KEY_FILE = "CKPTSTORE_KEY_FILE"
 KEY = "CKPTSTORE_KEY"
+
+_BRING_BACK = (
+    "which no passphrase replaces: bring it back from a copy, or repair the store from a process that has it open still"
+)
 
 KeyFile = str | os.PathLike[str] | None
 
@@ -26,15 +30,17 @@ def is_sealed(config: StoreConfig) -> bool:
 def unlock(storage: Storage, config: StoreConfig, key_file: KeyFile, *, encrypt: bool = False) -> Sealer | None:
     """What seals and opens an encrypted store's bytes; None for a store that is not encrypted.
 
-    Raises WrongKey when no key was given, or one that does not open the store; InvalidArgument when the store is not
-    encrypted, and who opens it believes that it is: what is committed would be stored in clear.
+    Raises WrongKey when no key was given, or one that does not open the store; CorruptData when what it opens is
+    damaged or gone; InvalidArgument when the store is not encrypted, and who opens it believes that it is: what is
+    committed would be stored in clear.
     """
     if not is_sealed(config):
         if encrypt or key_file is not None:
             advice = "leave out encrypt= and key_file=, or make a store in another place"
             raise InvalidArgument(f"{storage.url} is not encrypted, and stays so: {advice}")
         return None
-    return Sealer(_data_key(storage, config, _passphrase_of(storage, key_file)), config.id)
+    data_key, wrapped = _data_key(storage, config, _passphrase_of(storage, key_file))
+    return Sealer(data_key, config.id, wrapped)
 
 
 def create_key(storage: Storage, store: str, key_file: KeyFile) -> str:
@@ -50,7 +56,7 @@ def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, 
             f"{storage.url} is not encrypted, so that it has no key to change: push it to one that is"
         )
     old = _wrapped(storage)
-    data_key = _data_key(storage, config, _passphrase_of(storage, key_file))
+    data_key, _ = _data_key(storage, config, _passphrase_of(storage, key_file))
     _put(storage, config.id, data_key, _read(new_key_file))
     for key in old:
         storage.delete(key)
@@ -93,16 +99,23 @@ def _checked(text: bytes, place: str) -> bytes:
     return passphrase
 
 
-def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> bytes:
-    wrapped = _wrapped(storage)
-    if not wrapped:
-        told = f"{storage.url} has lost what lay below {keys.PREFIX}, which no passphrase replaces"
-        raise WrongKey(f"{told}: bring it back from a copy")
-    for place in wrapped:
-        key = keys.unwrap(storage.get(place), passphrase, config.id)
+def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> tuple[bytes, WrappedKey]:
+    damaged, places = list[str](), _wrapped(storage)
+    for place in places:
+        try:
+            data = storage.get(place)
+            key = keys.unwrap(data, passphrase, config.id)
+        except CorruptData:
+            damaged.append(place)
+            continue
         if key is not None:
-            return key
-    raise WrongKey(f"the key given does not open {storage.url}: give the one it was made with, or last changed to")
+            return key, WrappedKey(place, data)
+    if not places:
+        raise MissingData(f"{storage.url} has lost what lay below {keys.PREFIX}, {_BRING_BACK}")
+    if damaged == places:
+        raise CorruptData(f"{storage.url}: {' and '.join(damaged)} is damaged, {_BRING_BACK}")
+    told = f"the key given does not open {storage.url}: give the one it was made with, or last changed to"
+    raise WrongKey(f"{told}; if it is that one, {keys.PREFIX} is damaged: bring it back from a copy")
 
 
 def _wrapped(storage: Storage) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextlib import suppress
 
 import msgspec
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.sealing import KEY_BYTES, Sealer
+from ckptstore.format.sealing import KEY_BYTES, SEAL_BYTES, Sealer
 
 PREFIX = "keys/"
 _KEY = re.compile(r"keys/[0-9a-f]{32}\.key")
@@ -40,19 +41,31 @@ def wrap(key: bytes, passphrase: bytes, store: str) -> bytes:
 
 
 def unwrap(data: bytes, passphrase: bytes, store: str) -> bytes | None:
-    """The data key, or None when the passphrase, or the store, is another."""
+    """The data key, or None when the passphrase, or the store, is another. Raises CorruptData for what is none."""
+    wrapped = _decode(data)
+    with suppress(CorruptData):
+        return _sealer(passphrase, wrapped.salt, wrapped.cost, store).open(_NAME, 0, wrapped.key)
+    return None
+
+
+def is_wrapped(data: bytes) -> bool:
+    """Whether these are the bytes of a wrapped data key, as far as that can be told without its passphrase."""
+    with suppress(CorruptData):
+        _decode(data)
+        return True
+    return False
+
+
+def _decode(data: bytes) -> _Wrapped:
     try:
         wrapped = msgspec.json.decode(data, type=_Wrapped)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptData(f"this is no wrapped key: {error}") from error
     power_of_two = wrapped.cost > 1 and not wrapped.cost & (wrapped.cost - 1)
-    if wrapped.kdf != "scrypt" or not power_of_two or wrapped.cost > _MOST_COST:
-        return None
-    try:
-        key = _sealer(passphrase, wrapped.salt, wrapped.cost, store).open(_NAME, 0, wrapped.key)
-    except CorruptData:
-        return None
-    return key if len(key) == KEY_BYTES else None
+    sealed = KEY_BYTES + SEAL_BYTES
+    if wrapped.kdf != "scrypt" or not power_of_two or wrapped.cost > _MOST_COST or len(wrapped.key) != sealed:
+        raise CorruptData("this is no wrapped key: nobody makes one of such a cost, size or kind")
+    return wrapped
 
 
 def _sealer(passphrase: bytes, salt: bytes, cost: int, store: str) -> Sealer:

@@ -9,7 +9,7 @@ name, the position and what the caller binds are authenticated: bytes that were 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptstore.errors import CorruptData, InvalidArgument
 from ckptstore.format.buffers import Buffer
@@ -19,8 +19,17 @@ if TYPE_CHECKING:
 
 
 KEY_BYTES = 32
+SEAL_BYTES = 16
+"""What is added to what is sealed."""
 _NONCE_BYTES = 12
 _KEYS_KEPT = 256
+
+
+class WrappedKey(NamedTuple):
+    """A store's data key as a passphrase wraps it: where it is stored, and the bytes there."""
+
+    place: str
+    data: bytes
 
 
 class Sealer:
@@ -29,15 +38,16 @@ class Sealer:
     Args:
         key: the data key, `KEY_BYTES` random bytes.
         store: the store's id.
+        wrapped: the file that the key came from.
     """
 
-    def __init__(self, key: bytes, store: str) -> None:
+    def __init__(self, key: bytes, store: str, wrapped: WrappedKey | None = None) -> None:
         require_cryptography()
-        self._key, self._store = key, store
+        self._key, self._store, self.wrapped = key, store, wrapped
         self._cipher = lru_cache(_KEYS_KEPT)(self._new_cipher)
 
-    def __reduce__(self) -> tuple[type[Sealer], tuple[bytes, str]]:
-        return Sealer, (self._key, self._store)
+    def __reduce__(self) -> tuple[type[Sealer], tuple[bytes, str, WrappedKey | None]]:
+        return Sealer, (self._key, self._store, self.wrapped)
 
     def seal(self, name: str, position: int, data: Buffer, bound: bytes = b"") -> bytes:
         """The sealed bytes, 16 more than `data`. To be called once for a position of an object."""

@@ -4,7 +4,7 @@ A damaged pack is retired: nothing is found in it any more, so that the next com
 anew and heals the commits that lost them. What is whole in it, or lies elsewhere, moves into new packs. It is kept in
 storage as long as anything is lost. What rests on a chunk that goes, and can be read all the same, is stored whole
 before it goes. A manifest document is in the catalog and in storage; one mends the other. The catalog mends documents
-of tags.
+of tags. The wrapped key of an encrypted store is stored again from a process that has the store open.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ckptstore.catalog.records import DELETED, ChunkLocation, CommitRecord, NewP
 from ckptstore.chunkstore import ChunkStore, Piece
 from ckptstore.chunkstore.grouping import groups
 from ckptstore.format import version
+from ckptstore.format.keys import is_key_key
 from ckptstore.format.packs import TARGET_BYTES, pack_key
 from ckptstore.operations.manifests import any_document, document_digests, users_of
 from ckptstore.operations.mend_documents import copies_of, mend, unreadable
@@ -27,6 +28,7 @@ from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
 from ckptstore.operations.tags import damaged_tags, store_again
 from ckptstore.operations.verify import Scope, check_place, verify
+from ckptstore.operations.wrapped_key import store_key_again
 from ckptstore.progress import ProgressCallback, meter
 
 _BATCH_CHUNKS = 4096
@@ -43,6 +45,7 @@ class RepairReport:
         tags: those whose document was stored anew.
         lost: leaves that are still damaged, as "run@step path", or "run@step" for a whole commit; a step that is
             deleted, and can still be restored, is told as "run@step (deleted)".
+        key: whether the wrapped key of an encrypted store was stored again.
     """
 
     packs: int
@@ -50,6 +53,7 @@ class RepairReport:
     documents: int
     tags: int
     lost: tuple[str, ...]
+    key: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class RepairPlan:
         tags: those whose document would be stored anew, as "run@tag".
         lost: leaves that would stay damaged, told as `RepairReport` tells them. At most these: what
             can be read only once bad copies are gone, or others have come back, is not tried before.
+        key: whether the wrapped key of an encrypted store would be stored again, as it was when the store was opened.
     """
 
     chunks: ChunkStore = field(repr=False)
@@ -73,6 +78,7 @@ class RepairPlan:
     documents: tuple[str, ...]
     tags: tuple[str, ...]
     lost: tuple[str, ...]
+    key: bool
 
     def execute(self, progress: ProgressCallback | None = None) -> RepairReport:
         """Do it. May be done again after a crash.
@@ -87,6 +93,7 @@ class RepairPlan:
         """
         check_place(self.chunks)
         chunks, bad, saved = self.chunks, set(self.packs), 0
+        key = store_key_again(chunks)
         known = chunks.catalog.packs()
         sizes = {pack.name: pack.size for pack in known if pack.name in bad or pack.state == "damaged"}
         advance = meter(progress, "repair", sum(sizes.values()))
@@ -99,7 +106,7 @@ class RepairPlan:
         saved += _heal(chunks, self.source)
         if sizes:
             advance(sum(sizes.values()))
-        return RepairReport(len(self.packs), saved, documents, tags, _still_lost(chunks))
+        return RepairReport(len(self.packs), saved, documents, tags, _still_lost(chunks), key)
 
 
 def plan_repair(
@@ -130,6 +137,7 @@ def plan_repair(
             *sorted({address for address, found in copies if found.whole is None}),
             *_leaves(users_of(chunks, wanted - saved, saved)),
         ),
+        key=any(map(is_key_key, objects)),
     )
 
 

@@ -1,8 +1,8 @@
 """Checking that what is stored is what was written, as deep as is wanted.
 
 Levels, each of which does what the ones before it do: `catalog`, the database and its manifests; `sizes`, that every
-object is there and as long as it was; `footers`, what packs and manifest documents say of themselves; `data`, every
-byte of them.
+object is there and as long as it was, and the wrapped key of an encrypted store whole; `footers`, what packs and
+manifest documents say of themselves; `data`, every byte of them.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ckptstore.operations.manifests import users_of
 from ckptstore.operations.orphans import unknown_commits
 from ckptstore.operations.problem import Problem
 from ckptstore.operations.tags import check_missing_tags, check_tags, unknown_tags
+from ckptstore.operations.wrapped_key import check_key
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage.base import ObjectInfo
 
@@ -108,15 +109,17 @@ def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None =
     Raises StorageError for that, NotAStore where the store does not lie any more, and CatalogError for a catalog that
     is damaged in no way it can tell.
     """
+    found = list[Problem]()
     if scope.includes("sizes"):
         check_place(chunks)
-    found = [Problem("catalog", detail) for detail in chunks.catalog.check()]
+        found += check_key(chunks)
+    damage = [Problem("catalog", detail) for detail in chunks.catalog.check()]
     try:
-        report = _verify(chunks, scope, progress, found)
+        report = _verify(chunks, scope, progress, [*damage, *found])
     except CatalogError:
-        if not found:
+        if not damage:
             raise
-        return VerifyReport(0, 0, 0, tuple(found))  # there is no telling what else
+        return VerifyReport(0, 0, 0, (*damage, *found))  # there is no telling what else
     if scope.includes("sizes") and not report.ok:
         check_place(chunks)
     return report

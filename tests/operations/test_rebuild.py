@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -29,6 +30,7 @@ from ckptstore.errors import (
     ObjectNotFound,
     StepExists,
     StorageError,
+    StorageFull,
     StorageReadOnly,
     StorageUnavailable,
     WrongKey,
@@ -38,7 +40,7 @@ from ckptstore.format.packs import pack_key
 from ckptstore.storage import open_storage
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
-from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, site_of, state_of
+from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, files, site_of, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import Meanwhile, Recording
@@ -495,6 +497,38 @@ def test_an_opening_without_catalog_that_fails_leaves_no_folder(place, tmp_path,
         assert store.steps() == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, StorageFull),
+        (errno.EACCES, StorageReadOnly),
+        (errno.EROFS, StorageReadOnly),
+        (errno.ENOENT, StorageError),
+    ],
+)
+def test_a_temporary_folder_that_cannot_be_made_is_named(place, monkeypatch, number, kind):
+    lose(place)
+
+    def refuse(folder, mode=0o777):
+        raise OSError(number, os.strerror(number), folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tempfile.tempdir", "/some/where")
+        patched.setattr(os, "mkdir", refuse)
+        told = rf"cannot make /some/where/ckptstore-\w+ .*: {os.strerror(number)}; set TMPDIR to .* or give catalog="
+        with pytest.raises(kind, match=told) as raised:
+            ckptstore.open(place, read_only=True)
+    assert raised.type is kind
+
+
+def test_no_usable_temporary_folder_is_an_error_of_the_tree(place, monkeypatch):
+    lose(place)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/some/where"])
+    with pytest.raises(StorageError, match=r"cannot make a temporary folder .*'/some/where'.*; set TMPDIR to"):
+        ckptstore.open(place, read_only=True)
+
+
 def test_another_empty_database_is_left_empty(place, tmp_path):
     (tmp_path / "empty.sqlite").touch()
     with pytest.raises(CatalogError, match=r"is empty, but .* holds commits: .*rebuild"):
@@ -576,6 +610,27 @@ def test_a_folder_is_read_without_its_catalog(place, monkeypatch, kind):
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == there
     with pytest.raises(CatalogError, match="read_only=True"):
         ckptstore.open(place)
+
+
+@pytest.mark.parametrize("n", [*range(1, 9), None])
+def test_a_folder_is_read_without_the_catalog_that_a_killed_rebuild_left(place, monkeypatch, n):
+    """None: one that had made nothing but an empty file."""
+    before = told(place)
+    lose(place)
+    if n is None:
+        (place / "catalog.sqlite").touch()
+    else:
+        monkeypatch.setattr(opening, "open_catalog", lambda *args, **options: _failing(n, False, *args, **options))
+        with pytest.raises(CatalogError, match="injected"):
+            ckptstore.rebuild_catalog(place)
+        monkeypatch.undo()
+    left = files(place)
+    assert told(place, read_only=True) == before
+    assert files(place) == left
+    with pytest.raises(CatalogError, match=r"rebuild; to read without it, give read_only=True"):
+        ckptstore.open(place)
+    assert ckptstore.rebuild_catalog(place).commits == 5
+    assert told(place) == before
 
 
 def test_a_folders_catalog_is_used_where_there_is_one(place, postgres, monkeypatch):

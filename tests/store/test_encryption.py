@@ -16,10 +16,23 @@ import torch
 
 import ckptstore
 from ckptstore import opening, unlocking
-from ckptstore.errors import CatalogError, CorruptData, InvalidArgument, NotAStore, StoreTooNew, WrongKey
+from ckptstore.errors import (
+    CatalogError,
+    CorruptData,
+    InvalidArgument,
+    MissingData,
+    NotAStore,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    StorageUnavailable,
+    StoreTooNew,
+    WrongKey,
+)
 from ckptstore.format import keys, version
 from ckptstore.format.digests import digest_named
 from ckptstore.format.sealing import Sealer
+from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, files, state_of
 from ckptstore.testing.equality import assert_same
 
@@ -113,8 +126,99 @@ def test_the_whole_face_works_when_steps_go(site):
 def test_without_its_wrapped_key_nobody_opens_it(site):
     (key,) = site.glob("keys/*.key")
     key.unlink()
-    with pytest.raises(WrongKey, match="has lost what lay below keys/, which no passphrase replaces"):
+    with pytest.raises(MissingData, match="has lost what lay below keys/, which no passphrase replaces: bring it back"):
         ckptstore.open(site)
+
+
+NO_KEYS = [b"", b"{}", b"\0" * 9, b'{"kdf": "scr\xffpt"}']
+
+
+@pytest.mark.parametrize("content", NO_KEYS)
+def test_a_damaged_wrapped_key_is_no_wrong_key(site, key, content):
+    (path,) = site.glob("keys/*.key")
+    path.write_bytes(content)
+    told = f"keys/{path.name} is damaged, which no passphrase replaces: bring it back from a copy"
+    for act in (lambda: ckptstore.open(site), lambda: ckptstore.change_key(site, key)):
+        with pytest.raises(CorruptData, match=told):
+            act()
+    assert [path.read_bytes() for path in site.glob("keys/*")] == [content]
+
+
+def test_one_damaged_key_of_two_keeps_nobody_out(site, key, tmp_path):
+    """As an interrupted change of the passphrase may leave them."""
+    new = tmp_path / "new"
+    new.write_text("tr0ub4dor&3")
+    (old,) = site.glob("keys/*.key")
+    kept = old.read_bytes()
+    ckptstore.change_key(site, new)
+    old.write_bytes(kept[:40])
+    ckptstore.open(site, key_file=new).close()
+    with pytest.raises(WrongKey, match="does not open"):
+        ckptstore.open(site, key_file=key)
+
+
+@pytest.mark.parametrize("damage", [*NO_KEYS, "flipped", "gone", "unreadable"])
+def test_who_has_the_store_open_tells_of_its_damaged_key_and_mends_it(site, monkeypatch, damage):
+    (path,) = site.glob("keys/*.key")
+    whole = path.read_bytes()
+    with ckptstore.open(site) as store:
+        damage_key(path, damage, monkeypatch)
+        assert store.verify("catalog").ok
+        for level in ("sizes", "footers", "data"):
+            (problem,) = store.verify(level).problems
+            assert problem.object == f"keys/{path.name}"
+            assert ("is gone" if damage == "gone" else "is damaged") in problem.detail and "repair" in problem.detail
+        plan = store.plan_repair()
+        assert (plan.key, plan.lost) == (True, ())
+        assert plan.execute().key
+        assert store.verify().ok
+        assert not plan.execute().key and not store.repair().key
+    assert path.read_bytes() == whole
+    assert assert_whole(site) == {("main", step) for step in range(3)}
+
+
+def damage_key(path, damage, monkeypatch):
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "unreadable":
+        get = LocalStorage.get
+
+        def unreadable(self, key):
+            if key.startswith("keys/") and path.exists() and path.stat().st_mtime_ns == written:
+                raise CorruptData(f"cannot read {key}: Input/output error")
+            return get(self, key)
+
+        written = path.stat().st_mtime_ns
+        monkeypatch.setattr(LocalStorage, "get", unreadable)
+    elif damage == "flipped":
+        at = whole.index(b'"key": "') + 20
+        path.write_bytes(whole[:at] + (b"A" if whole[at : at + 1] != b"A" else b"B") + whole[at + 1 :])
+    else:
+        path.write_bytes(damage)
+
+
+def test_an_open_store_is_whole_when_its_key_was_changed_meanwhile(site, tmp_path):
+    new = tmp_path / "new"
+    new.write_text("tr0ub4dor&3")
+    with ckptstore.open(site) as store:
+        ckptstore.change_key(site, new)
+        assert store.verify().ok and not store.repair().key
+        assert len(list(site.glob("keys/*.key"))) == 1
+        for path in site.glob("keys/*.key"):
+            path.write_bytes(b"")
+        assert [problem.object[:5] for problem in store.verify("sizes").problems] == ["keys/"]
+        assert store.repair().key
+    assert_whole(site)
+
+
+def test_a_store_that_was_opened_for_reading_tells_of_its_key_and_does_not_mend_it(site):
+    (path,) = site.glob("keys/*.key")
+    with ckptstore.open(site, read_only=True) as store:
+        path.unlink()
+        assert not store.verify("sizes").ok
+        with pytest.raises(StorageReadOnly):
+            store.repair()
 
 
 def test_a_wrong_key_is_told(site, tmp_path, monkeypatch):
@@ -178,6 +282,38 @@ def test_who_founds_second_is_told_that_the_store_is_plain(place, key, monkeypat
     with pytest.raises(InvalidArgument, match="is not encrypted, and stays so"):
         ckptstore.open(place, encrypt=True, key_file=key)
     assert not list(place.glob("keys/*"))
+
+
+def fail_to_put_settings(monkeypatch, error, *, after):
+    put = LocalStorage.put
+
+    def failing(self, name, parts):
+        if name != version.KEY or after:
+            put(self, name, parts)
+        if name == version.KEY:
+            raise error
+
+    monkeypatch.setattr(LocalStorage, "put", failing)
+
+
+@pytest.mark.parametrize("kind", [StorageFull, StorageReadOnly, StorageError])
+def test_a_store_that_was_not_made_leaves_no_key(place, key, monkeypatch, kind):
+    for _ in range(2):
+        with monkeypatch.context() as patched, pytest.raises(kind, match="injected"):
+            fail_to_put_settings(patched, kind("injected"), after=False)
+            ckptstore.open(place, encrypt=True, key_file=key)
+        assert not list(place.glob("keys/*"))
+    ckptstore.open(place, encrypt=True, key_file=key).close()
+    assert len(list(place.glob("keys/*"))) == 1
+
+
+@pytest.mark.parametrize(("kind", "after"), [(StorageUnavailable, False), (StorageError, True)])
+def test_the_key_of_a_store_that_may_have_been_made_stays(place, key, monkeypatch, kind, after):
+    with monkeypatch.context() as patched, pytest.raises(kind, match="injected"):
+        fail_to_put_settings(patched, kind("injected"), after=after)
+        ckptstore.open(place, encrypt=True, key_file=key)
+    assert len(list(place.glob("keys/*"))) == 1
+    ckptstore.open(place, encrypt=True, key_file=key).close()
 
 
 def test_settings_that_somebody_stripped_do_not_make_it_store_in_clear(site, key):
@@ -385,8 +521,11 @@ def test_what_is_no_wrapped_key_does_not_open():
     assert keys.unwrap(good, b"passphrase", "store") == bytes(range(32))
     assert keys.unwrap(good, b"passphrase", "another") is None
     assert keys.unwrap(good, b"other", "store") is None
+    assert keys.is_wrapped(good)
     fields = msgspec.json.decode(good)
-    for change in ({"cost": 1 << 40}, {"cost": 3}, {"cost": 0}, {"kdf": "none"}, {"key": ""}, {"salt": 5}, {"x": 1}):
-        assert keys.unwrap(msgspec.json.encode(fields | change), b"passphrase", "store") is None
-    for data in (b"", b"{}", b"[" * 100_000, good[:50]):
-        assert keys.unwrap(data, b"passphrase", "store") is None
+    changes = ({"cost": 1 << 40}, {"cost": 3}, {"cost": 0}, {"kdf": "none"}, {"key": ""}, {"salt": 5}, {"x": 1})
+    wrong = [msgspec.json.encode(fields | change) for change in changes]
+    for data in (*wrong, b"", b"{}", b"[" * 100_000, good[:50], good.replace(b"scrypt", b"scr\xffpt")):
+        assert not keys.is_wrapped(data)
+        with pytest.raises(CorruptData, match="no wrapped key"):
+            keys.unwrap(data, b"passphrase", "store")

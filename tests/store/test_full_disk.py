@@ -237,6 +237,29 @@ def test_a_store_on_a_full_disk_opens_for_reading(small_disk, reserve):
         assert store.verify().ok
 
 
+def test_a_rebuild_in_vain_keeps_nobody_from_reading(small_disk):
+    place = small_disk / "store"
+    with site_of(place).open() as store:
+        for step in range(3):
+            store.commit(state_of("main", step), step=step)
+    for path in place.glob("catalog.sqlite*"):
+        path.unlink()
+    fill(small_disk)
+    with pytest.raises(StorageFull, match="make room"):
+        ckptstore.rebuild_catalog(place)
+    with ckptstore.open(place, read_only=True) as store:
+        assert_exact(store, "main", 1)
+
+
+def test_a_temporary_folder_without_room_for_a_catalog(template, disks, tmp_path_factory, monkeypatch):
+    place = shutil.copytree(template, tmp_path_factory.mktemp("lost") / "store", ignore=shutil.ignore_patterns("cat*"))
+    disk = disks(LEAST * PAGE)
+    monkeypatch.setattr("tempfile.tempdir", str(disk.place))
+    with pytest.raises(StorageFull, match=rf"{disk.place}/ckptstore-.* is full.*: set TMPDIR to a folder with room"):
+        ckptstore.open(place, read_only=True)
+    assert not list(disk.place.iterdir())
+
+
 def test_a_disk_that_others_filled_is_freed(small_disk):
     place = small_disk / "store"
     with site_of(place).open(chunk_bytes=CHUNK_BYTES) as store:
