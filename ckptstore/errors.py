@@ -31,7 +31,8 @@ Catch `CkptStoreError` for all of them, or a branch for one kind::
     ├── CorruptData                      bytes are not what was written
     │   └── MissingData                  bytes are not there at all
     ├── RankFailed                       another process of the group failed, or is gone
-    ├── InterpreterExiting               too late to begin a commit
+    ├── InterpreterExiting               too late to begin what needs threads, as commits do
+    ├── OutOfThreads                     the system lets this process begin no more of them
     ├── StorageError                     where bytes lie did not obey
     │   ├── ObjectNotFound
     │   ├── ObjectExists
@@ -53,8 +54,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 _WRAPPER = re.compile(r"(?<![^./])(_orig_mod|module)\.")
-_OPTIMIZER_STATE = re.compile(r"(^|/)state/[^/]+/[^/]+$")
 """What `torch.compile` and DDP put before the names of what they wrap."""
+_OPTIMIZER_STATE = re.compile(r"(^|/)state/[^/]+/[^/]+$")
 
 
 class CkptStoreError(Exception):
@@ -199,7 +200,11 @@ class RankFailed(CkptStoreError):
 
 
 class InterpreterExiting(CkptStoreError):
-    """The interpreter exits: a commit needs threads, and no more of them can begin."""
+    """The interpreter exits, and begins no threads any more, which commits and most of what reads much needs."""
+
+
+class OutOfThreads(CkptStoreError):
+    """The system lets this process begin no more threads."""
 
 
 class StorageError(CkptStoreError):

@@ -22,6 +22,7 @@ FLOORS = {
     "compiling": 0,
     "errands": 0,
     "locks": 0,
+    "pools": 0,
     "format": 1,
     "rates": 1,
     "storage": 2,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,6 +23,7 @@ from ckptstore.errands import uninterrupted
 from ckptstore.errors import CorruptData, MissingData, ObjectNotFound
 from ckptstore.format.codecs import RAW, Encoded
 from ckptstore.format.packs import pack_key
+from ckptstore.pools import Pool
 from ckptstore.storage.base import Closing, RangeRead, Storage
 
 _WORKERS = min(8, 2 * (os.cpu_count() or 1))  # more than cores, so that some read while others decode
@@ -86,7 +86,7 @@ def _carry_out(jobs: list[Job], run: _Run, budget: int | None, beside: int) -> N
     stretches = Stretches(tasks, workers)
 
     def spread() -> None:
-        with ThreadPoolExecutor(workers, "ckptstore-fetch") as pool:
+        with Pool(workers, "ckptstore-fetch") as pool:
             wait_all([pool.submit(_work, run, stretches) for _ in range(workers)])
 
     uninterrupted(spread, stretches.give_up)

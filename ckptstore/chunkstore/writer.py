@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from typing import Self, TypeVar
@@ -29,6 +29,7 @@ from ckptstore.format import packs
 from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs import Effort
 from ckptstore.format.manifest import split_digests
+from ckptstore.pools import Pool
 from ckptstore.storage.base import Storage
 
 T = TypeVar("T")
@@ -70,8 +71,8 @@ class ChunkWriter:
         self._puts: list[Future[None]] = []
 
     def __enter__(self) -> Self:
-        self._workers = ThreadPoolExecutor(_WORKERS, "ckptstore-digest")
-        self._putters = ThreadPoolExecutor(_PACKS_IN_FLIGHT, "ckptstore-put")
+        self._workers = Pool(_WORKERS, "ckptstore-digest")
+        self._putters = Pool(_PACKS_IN_FLIGHT, "ckptstore-put")
         return self
 
     def __exit__(self, *_: object) -> None:

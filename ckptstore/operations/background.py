@@ -125,7 +125,8 @@ class Background:
                     self._channels.make(group)
                 return self._start(*ready[0], key)
             finally:
-                if alone and self._flight is None and self._staged is not None:
+                begun = self._flight is not None and not self._flight.done()
+                if alone and not begun and self._staged is not None:
                     staged, self._staged = self._staged, None
                     staged.close()
 

@@ -11,12 +11,14 @@ import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import InterpreterExiting, InvalidArgument, StateError
 from ckptstore.locks import Lock
+from ckptstore.pools import start
 
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _UNTOLD: dict[object, str] = {}
@@ -190,7 +192,7 @@ def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
 
     thread = threading.Thread(target=begin, name=name)
     _THREADS.add(thread)
-    uninterrupted(thread.start)
+    uninterrupted(partial(start, thread))
     returning.release()
     return thread
 

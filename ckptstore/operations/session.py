@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from ckptstore.catalog.base import Catalog
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import CatalogUnavailable, CkptStoreError, SessionFenced
+from ckptstore.pools import start
 
 LEASE_SECONDS = 60.0
 """How long a writer may be silent before gc may take it for dead."""
@@ -28,7 +30,7 @@ def kept_alive(catalog: Catalog, session: str, lease_seconds: float = LEASE_SECO
     over.acquire()
     beat = threading.Thread(target=_beat, args=(catalog, session, lease_seconds, over), daemon=True)
     try:
-        uninterrupted(beat.start)
+        uninterrupted(partial(start, beat))
         yield session
     except CatalogUnavailable:
         raise  # the lease runs out by itself

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -38,6 +37,7 @@ from ckptstore.operations.orphans import unknown_commits
 from ckptstore.operations.problem import Problem
 from ckptstore.operations.tags import check_missing_tags, check_tags, unknown_tags
 from ckptstore.operations.wrapped_key import check_key
+from ckptstore.pools import Pool
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage.base import ObjectInfo
 
@@ -200,7 +200,7 @@ def _check_packs(chunks: ChunkStore, chosen: Sequence[PackRecord], scope: Scope,
         return found
 
     good: list[str] = []
-    with ThreadPoolExecutor(_WORKERS) as pool:
+    with Pool(_WORKERS) as pool:
         try:
             for pack, problems in zip(chosen, mapped(pool, check, chosen), strict=True):
                 yield from problems

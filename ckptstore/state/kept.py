@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from ckptstore.errands import uninterrupted
 from ckptstore.locks import Lock
+from ckptstore.pools import Pool
 
 T = TypeVar("T")
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -63,7 +64,7 @@ class KeptBuffers:
         self._held: dict[str, Kept] = {}
         self._free: Bytes = np.empty(0, np.uint8)
         self._lock = Lock()
-        self._pool = ThreadPoolExecutor(_WORKERS, "ckptstore-copy")
+        self._pool = Pool(_WORKERS, "ckptstore-copy")
 
     def close(self) -> None:
         """Give everything back."""

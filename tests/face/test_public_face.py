@@ -53,6 +53,7 @@ NAMES = [
     "Numbers",
     "ObjectExists",
     "ObjectNotFound",
+    "OutOfThreads",
     "PathNotFound",
     "PickleRefused",
     "Policy",
