@@ -181,6 +181,22 @@ def test_one_of_several_replicas_commits(crew, store):
     assert store.verify().problems == ()
 
 
+def test_copies_on_meshes_of_other_ranks(crew, store):
+    answers = crew.tell("commit_copies_on_meshes", 4, place=store.url, way="all")
+    assert [answer["error"] for answer in answers] == ["StateError", *["RankFailed"] * 3]
+    for answer in answers:
+        assert "'model/0.weight': rank 0 has a part of torch float32[64, 40], rank 2 a part" in answer["told"]
+        assert "on a mesh of other ranks: where these are copies, commit with process_group= of" in answer["told"]
+    assert store.steps() == []
+
+
+@pytest.mark.parametrize("way", ["one mesh", "dcp"])
+def test_what_helps_with_copies_on_meshes_of_other_ranks(crew, store, way):
+    assert crew.do("commit_copies_on_meshes", 4, place=store.url, way=way) == [[]] * 4
+    assert store.checkout(1)["model"]["2.weight"].shape == (40, 64)
+    assert store.verify().problems == ()
+
+
 def test_ranks_import_each_for_itself(crew, store, tmp_path):
     file = tmp_path / "file.pt"
     torch.save({"model": {"w": torch.ones(3000)}}, file)
