@@ -16,6 +16,7 @@ from ckptstore.errors import StateError
 from ckptstore.format.manifest import TensorEntry, entry_bytes
 from ckptstore.integrations.dcp_metadata import Keys, SavedBytes, SavedTensor, read_metadata
 from ckptstore.integrations.dcp_saving import Tensors, save_with
+from ckptstore.integrations.local_paths import local_path
 from ckptstore.integrations.mapped import CheckpointFiles, Place, gathered
 from ckptstore.integrations.named import built_at, entries_at
 from ckptstore.integrations.new_files import new_folder
@@ -99,8 +100,9 @@ def import_dcp(
             an object needs `allow_pickle`. Nothing is committed.
         UnsupportedLeaf: a leaf has no encoding.
         StepExists: the step holds another state.
+        InvalidArgument: a URL, where a local folder is read.
     """
-    state = _read(Path(folder), allow_pickle=allow_pickle)
+    state = _read(local_path(folder), allow_pickle=allow_pickle)
     named = state if name is None else {name: state}
     return store._commit_alone(  # noqa: SLF001 - of one house
         named, step=step, metadata=metadata, parent=parent, allow_pickle=allow_pickle, progress=progress
