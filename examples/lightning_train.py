@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
@@ -30,10 +31,14 @@ class StoreIO(CheckpointIO):
 
     def __init__(self, store: ckptstore.Store) -> None:
         self._store = store
+        self._alone: dist.ProcessGroup | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Commit it in the background."""
-        self._store.commit_async(checkpoint, step=checkpoint["global_step"], metadata={"path": str(path)})
+        """Commit it in the background. Of several processes, Lightning lets the first one alone call this."""
+        if self._alone is None and dist.is_initialized():
+            self._alone = dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+        told = {"path": str(path)}
+        self._store.commit_async(checkpoint, step=checkpoint["global_step"], metadata=told, process_group=self._alone)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         """What was committed for that path."""

@@ -13,10 +13,13 @@ from typing import Any
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import StateError
+from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry, entry_bytes
 from ckptstore.integrations.dcp_metadata import Keys, SavedBytes, SavedTensor, read_metadata
+from ckptstore.integrations.dcp_safetensors import PackedTensors
 from ckptstore.integrations.dcp_saving import Tensors, save_with
-from ckptstore.integrations.mapped import CheckpointFiles, Place, gathered
+from ckptstore.integrations.local_paths import local_path
+from ckptstore.integrations.mapped import CheckpointFiles, MappedTensor, Place, gathered
 from ckptstore.integrations.named import built_at, entries_at
 from ckptstore.integrations.new_files import new_folder
 from ckptstore.integrations.trees import tree
@@ -99,8 +102,9 @@ def import_dcp(
             an object needs `allow_pickle`. Nothing is committed.
         UnsupportedLeaf: a leaf has no encoding.
         StepExists: the step holds another state.
+        InvalidArgument: a URL, where a local folder is read.
     """
-    state = _read(Path(folder), allow_pickle=allow_pickle)
+    state = _read(local_path(folder), allow_pickle=allow_pickle)
     named = state if name is None else {name: state}
     return store._commit_alone(  # noqa: SLF001 - of one house
         named, step=step, metadata=metadata, parent=parent, allow_pickle=allow_pickle, progress=progress
@@ -143,18 +147,22 @@ def _above(path: str) -> Iterator[str]:
 def _read(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
     saved = read_metadata(folder, allow_pickle=allow_pickle)
     files = CheckpointFiles(folder, allow_pickle=allow_pickle)
+    packed = PackedTensors(files)
 
     def leaf(keys: Keys) -> Any:
         name = ".".join(map(str, keys))
         if keys in saved.tensors:
-            return _tensor(files, saved.tensors[keys], folder, name)
+            return _tensor(files, packed, saved.tensors[keys], folder, name)
         return files.value(_place(files, saved.values[keys], name))
 
     return tree(((keys, leaf(keys)) for keys in saved.order), str(folder))
 
 
-def _tensor(files: CheckpointFiles, saved: SavedTensor, folder: Path, name: str) -> PiecedTensor:
-    pieces = [(box.offsets, box.sizes, files.saved_tensor(_place(files, place, name))) for box, place in saved.pieces]
+def _tensor(files: CheckpointFiles, packed: PackedTensors, saved: SavedTensor, folder: Path, name: str) -> PiecedTensor:
+    def piece(place: SavedBytes, offsets: Index) -> MappedTensor:
+        return packed.tensor(place, name, offsets) or files.saved_tensor(_place(files, place, name))
+
+    pieces = [(box.offsets, box.sizes, piece(place, box.offsets)) for box, place in saved.pieces]
     return gathered(f"{folder}: {name!r}", saved.dtype, saved.shape, pieces, requires_grad=saved.requires_grad)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 from collections.abc import Callable, Sequence
@@ -18,11 +19,13 @@ from torch.distributed.checkpoint.utils import _create_file_view
 
 from ckptstore.errors import FormatError, InvalidArgument
 from ckptstore.format.grid import Index
+from ckptstore.format.manifest import is_storable
 from ckptstore.integrations.saved import load_saved
 from ckptstore.state.pieces import PiecedTensor, TensorPiece
 from ckptstore.state.tensors import Array, as_tracked, is_backed
 
 _MOST_MAPPED = 64
+_MOST_TOLD = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,22 @@ class CheckpointFiles:
         file = self._folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise FormatError(f"{self._folder} names the file {name!r}, which is not in it: do not trust it")
-        if not file.is_file():
+        if not self._is_file(file, leaf):
             raise FormatError(f"{file} is missing: bring it from where the checkpoint was written")
         there = file.stat().st_size
         end = there if size is None else start + size
         if not start <= end <= there:
             raise FormatError(f"{file} has {there:,} bytes, of which {end:,} are needed: it was cut off")
         return Place(file, start, end - start, f"{file} at byte {start:,}, for {leaf!r},")
+
+    def _is_file(self, file: Path, leaf: str) -> bool:
+        try:
+            return file.is_file()
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            told = f"a file of {len(str(file)):,} characters for {leaf!r}, which no file system holds"
+            raise FormatError(f"{self._folder} names {told}: do not trust it") from None
 
     def value(self, place: Place) -> Any:
         """What `torch.save` wrote there. Raises FormatError."""
@@ -91,6 +103,7 @@ class CheckpointFiles:
         """The row-major tensor whose bytes these are. Raises FormatError when they are not as many."""
         if prod(shape) * dtype.itemsize != place.size:
             raise FormatError(f"{place.told} has {place.size:,} bytes, which are no {dtype} of shape {list(shape)}")
+        _require_storable(place.told, dtype, shape)
         form = torch.empty(shape, dtype=dtype, device="meta")
         return MappedTensor(form, partial(self._view, place.file, place.start, form))
 
@@ -114,6 +127,7 @@ def gathered(
         form = mapped.form
         if (tuple(form.shape), form.dtype) != (sizes, dtype):
             raise FormatError(f"{told}: {form.dtype} of {list(form.shape)} is where {dtype} of {list(sizes)} should be")
+    _require_storable(told, dtype, shape)
     whole = len(pieces) == 1 and pieces[0][1] == shape
     try:
         form = pieces[0][2].form if whole else torch.empty(shape, dtype=dtype, device="meta")
@@ -121,6 +135,12 @@ def gathered(
         return PiecedTensor(tracked, [_piece(offsets, sizes, mapped) for offsets, sizes, mapped in pieces])
     except (InvalidArgument, RuntimeError) as error:
         raise FormatError(f"{told}: {error}") from error
+
+
+def _require_storable(told: str, dtype: torch.dtype, shape: Index) -> None:
+    if not is_storable(dtype.itemsize, shape):
+        form = f"{len(shape):,} dims" if len(shape) > _MOST_TOLD else f"shape {list(shape)}"
+        raise FormatError(f"{told}: numpy has no {dtype} of {form}")
 
 
 def _piece(offsets: Index, sizes: Index, mapped: MappedTensor) -> TensorPiece:

@@ -16,6 +16,7 @@ from typing import Any
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import PathNotFound, StateError, StorageError
 from ckptstore.format.manifest import Entry, TensorEntry, entry_bytes
+from ckptstore.integrations.local_paths import local_path
 from ckptstore.integrations.named import entries_at
 from ckptstore.integrations.new_files import new_file
 from ckptstore.integrations.safetensors_files import DTYPES, FORMAT, PACKED, read_tensors
@@ -110,8 +111,9 @@ def import_safetensors(
             beneath another one, without `name`; the folder has no such files, or they are not those that its index
             names. Nothing is committed.
         StepExists: the step holds another state.
+        InvalidArgument: a URL, where a local file or folder is read.
     """
-    tensors = read_tensors(Path(file))
+    tensors = read_tensors(local_path(file))
     state = nested(tensors, str(file)) if name is None else {name: tensors}
     return store._commit_alone(  # noqa: SLF001 - of one house
         state, step=step, metadata=metadata, parent=parent, allow_pickle=False, progress=progress

@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import torch
 from safetensors import SafetensorError, safe_open
 
 from ckptstore.errors import FormatError
+from ckptstore.format.grid import Index
 from ckptstore.integrations.mapped import CheckpointFiles, gathered
 from ckptstore.state.dtypes import torch_dtype
 from ckptstore.state.pieces import PiecedTensor
 
 FORMAT = "format"
 """What of a file's metadata names no tied tensor."""
+
+SHARDING = "DCP_SHARDING_INFO"
+"""What of it tells which parts of tensors torch.distributed.checkpoint wrote."""
 
 DTYPES = {
     "U64": "uint64",
@@ -51,7 +56,6 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _NUMBERED = re.compile(r"-0*(\d+)-of-0*(\d+)\.\w+$")
-_SHARDING = "DCP_SHARDING_INFO"
 _CONSOLIDATE = "bring the files together with torch's consolidate_safetensors_files_on_every_rank, and import that"
 _MOST_TOLD = 9
 
@@ -86,8 +90,8 @@ def _read_file(file: Path) -> dict[str, PiecedTensor]:
 def _check_whole(file: Path, notes: Mapping[str, str]) -> None:
     """Raises FormatError for what one of several ranks had, and for one of several files."""
     index = file.parent / INDEX
-    if _SHARDING in notes and not (index.exists() and file.name in _weight_map(index).values()):
-        raise FormatError(f"{file} may hold parts of tensors, those of one rank, by its {_SHARDING}: {_CONSOLIDATE}")
+    if SHARDING in notes and not (index.exists() and file.name in _weight_map(index).values()):
+        raise FormatError(f"{file} may hold parts of tensors, those of one rank, by its {SHARDING}: {_CONSOLIDATE}")
     number, count = _place_of(file.name)
     if count > 1:
         advice = f"give the folder {file.parent}, or rename the file if you want no more than this"
@@ -160,15 +164,21 @@ def _tensors(files: CheckpointFiles, file: Path, there: str, opened: Any) -> Ite
     at = _header_bytes(file)
     for name in opened.offset_keys():
         part = opened.get_slice(name)
-        code, told = part.get_dtype(), tuple(part.get_shape())
-        if code not in DTYPES:
-            raise FormatError(f"{file}: {name!r} has the dtype {code}, which torch has not")
-        dtype, packed = torch_dtype(name, DTYPES[code]), PACKED.get(code, 1)
-        shape = tuple(told[:-1]) + tuple(extent // packed for extent in told[-1:])
-        place = files.place(name, there, at, prod(told) * dtype.itemsize // packed)
+        dtype, shape = torch_form(name, part.get_dtype(), tuple(part.get_shape()), str(file))
+        place = files.place(name, there, at, prod(shape) * dtype.itemsize)
         mapped = files.plain_tensor(place, dtype, shape)
         yield name, gathered(f"{file}: {name!r}", dtype, shape, [((0,) * len(shape), shape, mapped)])
         at += place.size
+
+
+def torch_form(name: str, code: str, shape: Index, told: str) -> tuple[torch.dtype, Index]:
+    """A tensor's dtype and shape for torch; `told` names where it is. Raises FormatError for what torch has not."""
+    if code not in DTYPES:
+        raise FormatError(f"{told}: {name!r} has the dtype {code}, which torch has not")
+    packed = PACKED.get(code, 1)
+    if any(extent % packed for extent in shape[-1:]):
+        raise FormatError(f"{told}: {name!r} ends within a byte: {code} of shape {list(shape)}")
+    return torch_dtype(name, DTYPES[code]), shape[:-1] + tuple(extent // packed for extent in shape[-1:])
 
 
 def _header_bytes(file: Path) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InvalidArgument, StorageError
+from ckptstore.integrations.local_paths import local_path
 from ckptstore.integrations.named import state_at
 from ckptstore.integrations.new_files import new_file
 from ckptstore.integrations.saved import load_saved
@@ -90,11 +91,11 @@ def import_torch(
     Raises:
         OSError: the file is not there, or cannot be read.
         FormatError: no file of `torch.save`, or one with objects that need `allow_pickle`.
-        InvalidArgument: the file holds no dict with names, and no `name` was given.
+        InvalidArgument: the file holds no dict with names, and no `name` was given; or it is a URL.
         UnsupportedLeaf: a leaf has no encoding.
         StepExists: the step holds another state.
     """
-    with Path(file).open("rb") as opened:
+    with local_path(file).open("rb") as opened:
         state = load_saved(opened, str(file), allow_pickle=allow_pickle)
     if name is not None:
         state = {name: state}

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import FormatError
+from ckptstore.integrations.local_paths import local_path
 from ckptstore.integrations.snapshot_leaves import SnapshotLeaves
 from ckptstore.integrations.snapshot_manifest import (
     ContainerEntry,
@@ -62,8 +63,9 @@ def import_torchsnapshot(
             an object needs `allow_pickle`. Nothing is committed.
         UnsupportedLeaf: a leaf has no encoding.
         StepExists: the step holds another state.
+        InvalidArgument: a URL, where a local folder is read.
     """
-    states = _read(Path(folder), allow_pickle=allow_pickle)
+    states = _read(local_path(folder), allow_pickle=allow_pickle)
     state, *own = states if name is None else [{name: each} for each in states]
     return store._commit_alone(  # noqa: SLF001 - of one house
         state, step=step, metadata=metadata, parent=parent, allow_pickle=allow_pickle, progress=progress, own=own

@@ -14,16 +14,24 @@ from click.testing import CliRunner
 import ckptstore
 from ckptstore.cli import cli
 from ckptstore.integrations.dcp import StoreReader, StoreWriter
+from ckptstore.integrations.safetensors import export_safetensors, import_safetensors
 from ckptstore.integrations.torch_save import export_torch, import_torch
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 NEWER = "get_state_dict_for_key"
-OURS = {"ckptstore": ckptstore, "export_torch": export_torch, "import_torch": import_torch}
+OURS = {
+    "ckptstore": ckptstore,
+    "export_safetensors": export_safetensors,
+    "export_torch": export_torch,
+    "import_safetensors": import_safetensors,
+    "import_torch": import_torch,
+}
 THEIRS = {
     "torch.distributed.checkpoint.state_dict": ["get_state_dict", "set_state_dict"],
     "torch.distributed.checkpoint.format_utils": ["dcp_to_torch_save", "torch_save_to_dcp"],
     "torch.distributed.checkpoint._fsspec_filesystem": ["FsspecReader", "FsspecWriter"],
+    "torch.distributed.checkpoint.hf_storage": ["HuggingFaceStorageReader", "HuggingFaceStorageWriter"],
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about what other libraries do
@@ -47,7 +55,8 @@ def given(training):
     training["train_step"]()
     model = training["model"]
     half = copy.deepcopy(model).bfloat16()
-    return {"model": model, "optimizer": training["optimizer"], "weight": torch.zeros_like(model.weight), "half": half}
+    weight, meta = torch.zeros_like(model.weight), copy.deepcopy(model).to("meta")
+    return {"model": model, "optimizer": training["optimizer"], "weight": weight, "half": half, "meta": meta}
 
 
 def run_ours(code, names):
@@ -69,6 +78,7 @@ def test_from_dcp(training):
         run_ours(right, ours)
     for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         exec(block, ours)
+    assert ours["meta"].weight.equal(ours["model"].weight) and ours["meta"].weight.requires_grad
     assert ours["weights"]["weight"].equal(ours["loaded"]["model"]["weight"])
     run_examples(page)
     with ckptstore.open("new") as store:

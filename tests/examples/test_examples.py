@@ -1,9 +1,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from ckptstore.operations.session import LEASE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, README = ROOT / "examples", ROOT / "README.md"
+PATIENCE = 150
 
 
 def run(name, folder):
@@ -109,6 +112,33 @@ def test_lightning_train(tmp_path):
     with ckptstore.open(tmp_path / "store", run="killed", create=False) as store:
         assert store.steps() == [8, 16, 24, 32, 40]
         assert store.verify().ok
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_lightning_with_two_processes(tmp_path):
+    for epochs, kept in [(2, [4, 8]), (4, [12, 16])]:
+        assert sorted(train_in_two(tmp_path / "store", epochs)) == [f"rank {rank}: {kept[1]}" for rank in range(2)]
+        with ckptstore.open(tmp_path / "store", run="ranks", create=False) as store:
+            assert store.steps() == kept
+            assert store.checkout("latest")["global_step"] == kept[1]
+            assert store.verify().ok
+
+
+def train_in_two(folder, epochs):
+    """What both tell of themselves at the end. Lightning lets no SIGTERM end them, so that a hang ends with SIGKILL."""
+    command = [sys.executable, str(Path(__file__).with_name("lightning_ranks.py")), folder, str(epochs)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "GLOO_SOCKET_IFNAME": "lo"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+    )
+    try:
+        told, _ = process.communicate(timeout=PATIENCE)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, told
+    return re.findall(r"rank \d: \d+", told)
 
 
 @pytest.mark.slow

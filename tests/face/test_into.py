@@ -855,6 +855,10 @@ def test_a_module_that_has_nothing_of_the_commits_is_told(store, committed):
     assert_same(bits(wrapped), before)
 
 
+def test_an_empty_dict_stays_empty(store, committed):
+    assert store.checkout(0, into={"model": {}}, strict=False) == {"model": {}}
+
+
 def test_paths_of_names_that_are_not_wanted(store, committed):
     live = app_state(1)
     before = bits(live)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save_state_dict
@@ -248,9 +248,10 @@ def load_own(group, place, step, asked=None):
 
 
 @task
-def save_with_files(group, folder):
+def save_with_files(group, folder, form="TORCH_SAVE"):
     state = as_tree(laid_out(tensors(4), "rows", group), 0)
-    dcp_save(state, storage_writer=FileSystemWriter(folder), process_group=group)
+    writer = FileSystemWriter(folder, serialization_format=SerializationFormat[form])
+    dcp_save(state, storage_writer=writer, process_group=group)
 
 
 def network(group):

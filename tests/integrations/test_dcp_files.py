@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties as OldProperties
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, SerializationFormat
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
     Metadata,
@@ -571,3 +571,43 @@ def test_what_is_no_optimizer_keeps_its_text(tmp_path):
         assert target["optim"]["state"]["0"].equal(torch.ones(3))
         with pytest.raises(ckptstore.StateMismatch):
             store.checkout(0, into={"optim": {"state": {0: torch.zeros(3)}}})
+
+
+def save_as_safetensors(folder, state):
+    writer = FileSystemWriter(folder, serialization_format=SerializationFormat.SAFETENSORS)
+    dcp_save(state, storage_writer=writer, no_dist=True)
+    return folder / "__0_0.distcp"
+
+
+def test_a_folder_of_safetensors(store, tmp_path):
+    dtypes = [dtype for dtype in DTYPES if dtype != torch.complex128]  # which safetensors have not
+    tensors = {str(dtype): torch.arange(24 * dtype.itemsize, dtype=torch.uint8).view(dtype) for dtype in dtypes[1:]}
+    state = {"w": {**tensors, "0": torch.tensor([True, False]), "scalar": torch.tensor(3.0)}, "none": torch.empty(0, 3)}
+    state |= {"lr": [0.1, 2], "text": "a", "when": date(2024, 2, 29), "p": torch.nn.Parameter(torch.ones(4, 2))}
+    save_as_safetensors(tmp_path / "saved", state)
+    import_dcp(store, tmp_path / "saved", step=1)
+    found = store.checkout(1)
+    assert_same({**found, "p": 0}, {**state, "p": 0})
+    assert found["p"].equal(state["p"]) and found["p"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda data: data.replace(b'"w":{"dtype"', b'"v":{"dtype"'), "without it, or not as DCP writes them: 'w'"),
+        (lambda data: data.replace(b'"F32"', b'"F99"'), "has the dtype F99, which torch has not"),
+        (lambda data: data.replace(b'"F32"', b'"I32"'), "torch.int32 of .* is where torch.float32"),
+        (lambda data: data.replace(b"[0, 0]", b"[9, 0]"), r"has the part at \[9, 0\] and not that at \[0, 0\]"),
+        (lambda data: data.replace(b"DCP_SHARDING_INFO", b"DCP_SHARDING_XXXX"), "without it, or not as DCP writes"),
+        (lambda data: data[: data.index(b'"w":{"dtype"')] + b" " * 500, "no whole header of safetensors"),
+        (lambda data: data[:-4], "it was cut off"),
+        (lambda data: data.replace(b'"data_offsets":[0,96]', b'"data_offsets":[9,96]'), "has 87 bytes, which are no"),
+        (lambda data: data.replace(b'"data_offsets":[0,96]', b'"data_offsets":[97,0]'), "it was cut off|bytes"),
+    ],
+)
+def test_a_folder_of_safetensors_that_are_not_whole(store, tmp_path, spoil, told):
+    file = save_as_safetensors(tmp_path / "saved", {"w": torch.ones(6, 4), "n": 1})
+    data = spoil(file.read_bytes())
+    assert data != file.read_bytes()
+    file.write_bytes(data)
+    refused(store, tmp_path / "saved", told)

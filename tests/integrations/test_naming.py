@@ -44,7 +44,7 @@ def together(told):
         (
             "train_stages",
             {"optim": "optim"},
-            "2 a part of torch float32[41, 41] on a mesh of other ranks: give all ranks parts",
+            "2 a part of torch float32[41, 41] on a mesh of other ranks: where these are copies, commit with",
         ),
         (
             "train_uneven_stages",

@@ -592,3 +592,24 @@ def test_a_snapshot_larger_than_the_memory_that_may_be_taken(tmp_path, monkeypat
     with open("taken/w", "wb") as opened:
         opened.truncate(size)
     assert imported_within_limits("torchsnapshot", "taken") == size
+
+
+@pytest.mark.parametrize(
+    ("shape", "held"),
+    [([0, 2**62], 0), ([0, 2**63], 0), ([0, 2**62, 2**62], 0), ([2**64 - 1, 0], 0), ([1] * 100, 4), ([1] * 65, 4)],
+)
+def test_shapes_that_no_array_has(store, tmp_path, shape, held):
+    told = json.dumps({"odd": {"dtype": "F32", "shape": shape, "data_offsets": [0, held]}}).encode()
+    file = tmp_path / "odd.safetensors"
+    file.write_bytes(struct.pack("<Q", len(told)) + told + bytes(held))
+    with pytest.raises(FormatError, match=r"odd\.safetensors.*'odd'.*numpy has no torch.float32 of (shape|\d+ dims)"):
+        import_safetensors(store, file, step=1)
+    assert store.steps() == []
+
+
+def test_an_index_that_names_files_that_cannot_be(store, tmp_path):
+    for name in ["x" * 5000, "x/" * 3000 + "x", "\0", "\ud800"]:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+        with pytest.raises(FormatError, match=r"which no file system holds|is missing|no index"):
+            import_safetensors(store, tmp_path, step=1)
+    assert store.steps() == []

@@ -16,6 +16,7 @@ from tests.integrations.rank_child import tensors
 from tests.integrations.test_dcp_ranks import JOBS, assert_same
 from tests.integrations.together_tasks import own_state
 
+AGAIN = "; the same may be committed again"
 TWOS = torch.full((3,), 2.0)
 
 
@@ -49,6 +50,7 @@ def test_a_training_goes_on_in_another_dtype(crew, store):
 def test_who_waits_for_ranks_that_may_not_have_been_called_is_told(crew, store):
     (message,), nothing = crew.do("commit_late", 2, place=store.url)
     assert re.match("rank 0 of 2 has waited .* s for the others: all must make this call, without an `if", message)
+    assert message.endswith('new_group([torch.distributed.get_rank()], backend="gloo", use_local_synchronization=True)')
     assert nothing == []
 
 
@@ -61,6 +63,7 @@ def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
     assert crew.do("commit", 4, place=store.url, step=0, layout="columns", same=False) == [first.id] * 4
     answers = crew.tell("commit", 2, place=store.url, step=0, seed=1)
     assert [answer["error"] for answer in answers] == ["StepExists", "RankFailed"]
+    assert AGAIN not in answers[1]["told"]
 
 
 @pytest.mark.parametrize(("layout", "count"), [("plain", 2), ("rows", 2), ("rows", 1)])
@@ -178,6 +181,22 @@ def test_one_of_several_replicas_commits(crew, store):
     assert store.verify().problems == ()
 
 
+def test_copies_on_meshes_of_other_ranks(crew, store):
+    answers = crew.tell("commit_copies_on_meshes", 4, place=store.url, way="all")
+    assert [answer["error"] for answer in answers] == ["StateError", *["RankFailed"] * 3]
+    for answer in answers:
+        assert "'model/0.weight': rank 0 has a part of torch float32[64, 40], rank 2 a part" in answer["told"]
+        assert "on a mesh of other ranks: where these are copies, commit with process_group= of" in answer["told"]
+    assert store.steps() == []
+
+
+@pytest.mark.parametrize("way", ["one mesh", "dcp"])
+def test_what_helps_with_copies_on_meshes_of_other_ranks(crew, store, way):
+    assert crew.do("commit_copies_on_meshes", 4, place=store.url, way=way) == [[]] * 4
+    assert store.checkout(1)["model"]["2.weight"].shape == (40, 64)
+    assert store.verify().problems == ()
+
+
 def test_ranks_import_each_for_itself(crew, store, tmp_path):
     file = tmp_path / "file.pt"
     torch.save({"model": {"w": torch.ones(3000)}}, file)
@@ -227,7 +246,7 @@ def test_states_that_are_none_together(crew, place, kind):
     errors = [answer["error"] for answer in answers]
     assert errors[0] != errors[1] or errors == ["UnsupportedLeaf"] * 2
     assert set(errors) <= {"StateError", "UnsupportedLeaf", "RankFailed"}
-    assert all("'state/w" in answer["told"] for answer in answers)
+    assert all("'state/w" in answer["told"] and AGAIN not in answer["told"] for answer in answers)
     with ckptstore.open(place) as store:
         assert store.steps() == []
     assert_nothing_leaked(place)
@@ -253,6 +272,7 @@ def test_ranks_that_disagree(crew, place, tmp_path):
     assert [answer["error"] for answer in apart] == ["InvalidArgument", "RankFailed"]
     apart = crew.tell("commit_apart", 2, places=[place], steps=[1, -1])
     assert [answer["error"] for answer in apart] == ["RankFailed", "InvalidArgument"]
+    assert AGAIN not in apart[0]["told"]
     with ckptstore.open(place) as store:
         assert store.steps() == []
 
@@ -262,7 +282,7 @@ def test_a_rank_that_fails(crew, store, who):
     crew.do("commit", 2, place=store.url, step=1)
     answers = crew.tell("commit_and_fail", 2, place=store.url, step=2, who=who, how="fail")
     assert [answer["error"] for answer in answers] == ["OSError" if rank == who else "RankFailed" for rank in range(2)]
-    assert "the state is gone" in answers[1 - who]["told"]
+    assert f"rank {who} failed: OSError: the state is gone{AGAIN}" in answers[1 - who]["told"]
     crew.do("commit", 2, place=store.url, step=2, seed=2)
     assert store.steps() == [1, 2]
 

@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import ckptstore
+from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.operations.ranks import ranks
 from ckptstore.state.tree import flatten
 from ckptstore.testing.equality import assert_same
@@ -456,6 +459,31 @@ def commit_of_one_replica(group, place):
             told.append(store.commit_async(copies, step=4, process_group=alone).result().step)
     dist.barrier(group)
     return told
+
+
+@task
+def commit_copies_on_meshes(group, place, way):
+    """Two rows of ranks, each of which has all of a model that is parallel in its own mesh; what comes back."""
+    mesh = square(4)["inner"]
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(40, 64, bias=False), torch.nn.ReLU(), torch.nn.Linear(64, 40, bias=False)]
+    model: Any = torch.nn.Sequential(*layers)
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    state = {"model": model}
+    wanted = {name: local(weight).clone() for name, weight in model.state_dict().items()}
+    with ckptstore.open(place) as store:
+        if way == "dcp":
+            writer = StoreWriter(store, step=1, process_group=group)
+            dcp_save({"model": model.state_dict()}, storage_writer=writer, process_group=group)
+        elif way == "all":
+            store.commit(state, step=1, process_group=group)
+        elif dist.get_rank(group) < 2:
+            store.commit(state, step=1, process_group=mesh.get_group())
+        dist.barrier(group)
+        for weight in model.parameters():
+            local(weight.data).zero_()
+        store.checkout(1, into=state)
+    return [name for name, weight in model.state_dict().items() if not local(weight).equal(wanted[name])]
 
 
 class Counted:

@@ -23,9 +23,16 @@ from ckptstore.operations.ranks.written import tensor_entry, value_entry
 from ckptstore.state.paths import is_within, join, root_of, segment
 
 _KIND = {Undigested.SHARDED: "a part of", Undigested.REPLICATED: "replicated", Undigested.BROADCAST: "broadcast"}
+_STAGES = (
+    "what stages of a pipeline have needs names that differ, as {'optim.stage0': …}, or those of DCP's named state "
+    "dicts"
+)
+_COPIES = (
+    "on a mesh of other ranks: where these are copies, commit with process_group= of the ranks of one mesh, from which "
+    f"all can check out, or save through DCP with StoreWriter of ckptstore.integrations.dcp; {_STAGES}"
+)
 _WANTED: Mapping[bytes | Undigested, str] = {
-    Undigested.SHARDED: "parts of one tensor, and the same around it; what stages of a pipeline have needs names that "
-    "differ, as {'optim.stage0': …}, or those of DCP's named state dicts",
+    Undigested.SHARDED: f"parts of one tensor, and the same around it; {_STAGES}",
     Undigested.BROADCAST: "the same DistributedDataParallel",
     Undigested.REPLICATED: "the same replicated=, without it unless it and what is around it is the same on all",
 }
@@ -278,9 +285,9 @@ def _check_undigested(
     leaf, (first, *_) = next(each for each in held if isinstance(each[0].digest, Undigested))
     for other, (rank, *_) in held:
         if (other.form, other.digest, other.members) != (leaf.form, leaf.digest, leaf.members):
-            where = " on a mesh of other ranks" if _name(other) == _name(leaf) else ""
-            told = f"rank {first} has {_name(leaf)}, rank {rank} {_name(other)}{where}"
-            raise StateError(f"{path!r}: {told}: give all ranks {_WANTED[leaf.digest]}")
+            told = f"{path!r}: rank {first} has {_name(leaf)}, rank {rank} {_name(other)}"
+            alike = _name(other) == _name(leaf)
+            raise StateError(f"{told} {_COPIES}" if alike else f"{told}: give all ranks {_WANTED[leaf.digest]}")
     if root := root_of(path, differing):
         where, one, another = differing[root]
         told = f"{_name(leaf)} in {root!r}, which is each rank's own, as ranks {one} and {another} differ in {where!r}"

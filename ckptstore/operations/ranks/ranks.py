@@ -20,7 +20,15 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ckptstore.errands import uninterrupted
-from ckptstore.errors import InvalidArgument, RankFailed
+from ckptstore.errors import (
+    FormatError,
+    InterpreterExiting,
+    InvalidArgument,
+    NotFound,
+    RankFailed,
+    StateError,
+    StepExists,
+)
 from ckptstore.format import frames
 
 if TYPE_CHECKING:  # torch 2.9 has only strings
@@ -34,8 +42,21 @@ A = TypeVar("A")
 _LOG = logging.getLogger("ckptstore")
 _COORDINATOR = 0
 _LATE_SECONDS = 20.0
-_LATE = "rank %s of %s has waited %.0f s for the others: all must make this call, without an `if rank == 0` before it"
+_LATE = (
+    "rank %s of %s has waited %.0f s for the others: all must make this call, without an `if rank == 0` before it; "
+    "what one commits alone, as where a framework calls on rank 0 only, needs a group of its own: process_group=torch."
+    'distributed.new_group([torch.distributed.get_rank()], backend="gloo", use_local_synchronization=True)'
+)
 _MET: set[frozenset[int]] = set()
+_MISTAKES = (InvalidArgument, NotFound, StepExists, StateError, FormatError, InterpreterExiting)
+"""What fails again when the same is committed again."""
+
+
+class _Failure(NamedTuple):
+    """What kept a rank from it, as others are told, and whether the same may be committed again."""
+
+    told: str
+    passing: bool
 
 
 class Seat(NamedTuple):
@@ -48,10 +69,11 @@ class Seat(NamedTuple):
 def seat(group: dist.ProcessGroup | None) -> Seat:
     """Which of how many ranks this process is.
 
-    Raises InvalidArgument when it is none of the group, or there is no such group any more.
+    Raises InvalidArgument when it is none of the group, there is no such group any more, or what is given is none.
     """
     if not dist.is_available() or (group is None and not dist.is_initialized()):
         return Seat(0, 1)
+    _check_group(group)
     try:
         rank = dist.get_rank(group)
     except ValueError:
@@ -59,6 +81,15 @@ def seat(group: dist.ProcessGroup | None) -> Seat:
     if rank < 0:
         raise InvalidArgument("this process is not in the process group: call this on its ranks only")
     return Seat(rank, dist.get_world_size(group))
+
+
+def _check_group(group: object) -> None:
+    if group is None or isinstance(group, Group) or group is dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    advice = "what torch.distributed.new_group makes, or none"
+    if type(group).__name__ == "DeviceMesh":
+        advice = "mesh.get_group(), with the name of a dim where it has several"
+    raise InvalidArgument(f"process_group is a {type(group).__name__}, no process group: give {advice}")
 
 
 def given(group: Group | None) -> Group:
@@ -122,7 +153,7 @@ class Ranks:
         """
         told = self._attempt(tell)
         failure, self._failure = self._failure, None
-        everything = self._gather((_reason(failure), told))
+        everything = self._gather((None if failure is None else _failure(failure), told))
         answers: list[tuple[str | None, A | None]] = []
         if self.is_coordinator:
             answers, failed = self._answers(everything, answer)
@@ -132,7 +163,7 @@ class Ranks:
         if failure is not None:
             raise failure
         if reason is not None:
-            raise RankFailed(f"{reason}; the same may be committed again")
+            raise RankFailed(reason)
         return given
 
     def exchange(
@@ -194,19 +225,19 @@ class Ranks:
         return dist.P2POp(kind, data, group=self._group, group_peer=peer)
 
     def _answers(
-        self, everything: Sequence[tuple[str | None, Any]], answer: Callable[[list[Any]], Sequence[A]]
+        self, everything: Sequence[tuple[_Failure | None, Any]], answer: Callable[[list[Any]], Sequence[A]]
     ) -> tuple[list[tuple[str | None, A | None]], BaseException | None]:
-        reasons = [f"rank {rank} failed: {reason}" for rank, (reason, _) in enumerate(everything) if reason is not None]
+        failures = {rank: failure for rank, (failure, _) in enumerate(everything) if failure is not None}
         failed = None
-        if not reasons:
+        if not failures:
             try:
                 messages = [told for _, told in everything]
                 _check_alike(messages)
                 return [(None, given) for given in answer(messages)], None
             except BaseException as error:  # noqa: BLE001 - as above
                 failed = error
-                reasons = [f"rank {_COORDINATOR} failed: {_reason(error)}"]
-        return [("; ".join(reasons), None)] * self.count, failed
+                failures = {_COORDINATOR: _failure(error)}
+        return [(_told(failures), None)] * self.count, failed
 
     def _gather(self, told: Any) -> list[Any]:
         if self.count == 1:
@@ -257,8 +288,13 @@ def _check_alike(told: Sequence[object]) -> None:
         )
 
 
-def _reason(failure: BaseException | None) -> str | None:
-    return None if failure is None else f"{type(failure).__name__}: {failure}"
+def _failure(error: BaseException) -> _Failure:
+    return _Failure(f"{type(error).__name__}: {error}", passing=not isinstance(error, _MISTAKES))
+
+
+def _told(failures: Mapping[int, _Failure]) -> str:
+    told = "; ".join(f"rank {rank} failed: {failure.told}" for rank, failure in failures.items())
+    return f"{told}; the same may be committed again" if all(each.passing for each in failures.values()) else told
 
 
 def _device_of(group: dist.ProcessGroup | None) -> torch.device:
