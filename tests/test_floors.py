@@ -22,8 +22,8 @@ FLOORS = {
     "compiling": 0,
     "errands": 0,
     "locks": 0,
-    "pools": 0,
     "format": 1,
+    "pools": 1,
     "rates": 1,
     "storage": 2,
     "catalog": 2,
@@ -46,7 +46,7 @@ FLOORS = {
 """The face itself, `ckptstore/__init__.py`, stands on no floor: what it names is imported when it is first used."""
 
 LIBRARIES = {
-    "torch": {"state", "operations", "cli", "integrations", "manager", "testing"},
+    "torch": {"compiling", "state", "operations", "cli", "integrations", "manager", "testing"},
     "numpy": {"format", "state", "operations", "cli", "integrations", "testing"},
     "llvmlite": {"format"},
     "numba": {"format"},
