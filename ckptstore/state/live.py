@@ -21,7 +21,7 @@ from ckptstore.errands import uninterrupted
 from ckptstore.errors import StateError
 from ckptstore.locks import Lock
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
-from ckptstore.state.optimizers import storages
+from ckptstore.state.optimizers import marks
 from ckptstore.state.steps import unwatch, watch
 from ckptstore.state.tensors import TensorLeaf, as_tracked, plain_bytes
 from ckptstore.state.tree import Flat
@@ -34,14 +34,14 @@ class _State(Enum):
 
 
 class Lender:
-    """The memory of one tensor while a commit reads it; `shown` are others that show it and count changes apart."""
+    """The memory of one tensor while a commit reads it; `shown` are those that show it, and may count changes apart."""
 
     def __init__(self, path: str, tensor: Tensor, shown: Sequence[Tensor], buffers: KeptBuffers) -> None:
         self._tensor = tensor.detach()  # keeps this memory, whatever becomes of who owns it
-        self._shown = [self._tensor, *(other.detach() for other in shown)]
+        self._shown = [self._tensor, *(other.detach() for other in shown if other is not tensor)]
         self._address, self._seen = 0, np.empty(0, np.uint8)
         self._path, self._buffers, self._versions = path, buffers, self._read_versions()
-        self.storage = tensor.untyped_storage().data_ptr()
+        self.marks = {tensor.untyped_storage().data_ptr(), *map(id, shown)}
         self._lock = Lock()  # left in C, where no signal's handler interrupts, as it may a Condition
         self._turn = Condition(self._lock)
         self._state = _State.LIVE
@@ -238,9 +238,10 @@ class JustInTime:
         self._buffers = buffers
         self._lenders = {id(optimizer): list(lenders) for optimizer, lenders in owners.items()}
         self._all = list(dict.fromkeys(chain.from_iterable(self._lenders.values())))
-        self._by_storage: dict[int, list[Lender]] = {}
+        self._by_mark: dict[int, list[Lender]] = {}
         for lender in self._all:
-            self._by_storage.setdefault(lender.storage, []).append(lender)
+            for mark in lender.marks:
+                self._by_mark.setdefault(mark, []).append(lender)
         self._first_open = 0
         self._settling = Lock()
         self._settled_by: int | None = None
@@ -264,14 +265,14 @@ class JustInTime:
 
     def forget(self) -> None:
         """There is no commit any more that could read anything."""
-        self._lenders, self._all, self._by_storage = {}, [], {}
+        self._lenders, self._all, self._by_mark = {}, [], {}
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Return once this optimizer may change what it owns, also what it was given or made over since."""
         self._settled(self._lenders.get(id(optimizer), ()))
         if self._any_open():
-            by_storage = self._by_storage
-            self._settled([lender for at in storages(optimizer) for lender in by_storage.get(at, ())])
+            by_mark = self._by_mark
+            self._settled([lender for mark in marks(optimizer) for lender in by_mark.get(mark, ())])
 
     def _any_open(self) -> bool:
         """Whether any may not change yet. Looks once at each of those that may, which they do for good.

@@ -40,18 +40,22 @@ class Owned:
     def owners(self, array: Array) -> tuple[list[Optimizer], list[Tensor]]:
         """The optimizers that may change an array's memory, when it is one of their tensors; else none.
 
-        And those tensors of theirs, where they are others: they may count changes apart, as what `.data` gives does.
+        And those tensors of theirs: others may count changes apart, as what `.data` gives does.
         """
         if not isinstance(array, Tensor) or not _is_plain(array):
             return [], []
         there = self._beginning.get(array.data_ptr(), ())
         own = [tensor for tensor in there if tensor is array or same_place(tensor) == same_place(array)]
-        return self._sharing[_storage(array)] if own else [], [tensor for tensor in own if tensor is not array]
+        return self._sharing[_storage(array)] if own else [], own
 
 
-def storages(optimizer: Optimizer) -> set[int]:
-    """Where the memory begins that an optimizer may change."""
-    return {_storage(tensor) for tensor in _tensors(optimizer)}
+def marks(optimizer: Optimizer) -> set[int]:
+    """What its tensors may be known by: where their memory begins, and the objects themselves.
+
+    These go on counting changes when `.data` gives them other memory. Others may come to have the same marks.
+    """
+    mine = _own(optimizer)
+    return {_storage(tensor) for tensor in _plain(mine)}.union(map(id, _within(mine)))
 
 
 def changed_by_calls(values: Iterable[object]) -> set[int]:
@@ -62,8 +66,15 @@ def changed_by_calls(values: Iterable[object]) -> set[int]:
 
 
 def _tensors(optimizer: Optimizer) -> Iterator[Tensor]:
-    mine = ([group["params"] for group in optimizer.param_groups], optimizer.state)
-    return (tensor for tensor in _within(mine) if _is_plain(tensor))
+    return _plain(_own(optimizer))
+
+
+def _own(optimizer: Optimizer) -> Any:
+    return [group["params"] for group in optimizer.param_groups], optimizer.state
+
+
+def _plain(value: Any) -> Iterator[Tensor]:
+    return (tensor for tensor in _within(value) if _is_plain(tensor))
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -141,9 +141,9 @@ class Stager:
         lenders: dict[Optimizer, list[Lender]] = {}
         owned = Owned(optimizers, changed_by_calls(flat.stateful.values()))
         for path, leaf in leaves.items():
-            owners, twins = owned.owners(leaf.tensor)
+            owners, own = owned.owners(leaf.tensor)
             if owners:
-                shown = [*twins, flat.sharded[path]] if path in flat.sharded else twins
+                shown = [*own, flat.sharded[path]] if path in flat.sharded else own
                 live[path] = made = live_leaf(path, leaf, shown, self._buffers)
                 for owner in owners:
                     lenders.setdefault(owner, []).append(made.lender)

@@ -594,6 +594,35 @@ print("same")
     assert done.stdout == "same\n", done.stderr
 
 
+def to_double(model: nn.Module) -> None:
+    model.double()
+
+
+def there_and_back(model: nn.Module) -> None:
+    model.half().float()
+
+
+def by_swapping(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+@pytest.mark.parametrize("replace", [to_double, there_and_back, by_swapping])
+def test_an_optimizer_made_for_other_memory_of_the_same_parameters(slowed, replace):
+    """Torch goes on counting changes of a parameter that gets other memory, though the old one stays as it is."""
+    store, storage = slowed
+    model = nn.Sequential(*(nn.Linear(WIDE, WIDE) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    expected = copy.deepcopy(model.state_dict())
+    storage.gate.clear()
+    handle = store.commit_async({"model": model, "optim": optimizer}, step=0)
+    replace(model)
+    step(list(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1))
+    storage.gate.set()
+    handle.result()
+    assert_same(store.checkout(0)["model"], expected)
+
+
 def by_read(store: Store, weights: list[nn.Parameter]) -> None:
     for number, weight in enumerate(weights):
         store.read(0, f"w/n{number}", out=weight.data)
