@@ -231,13 +231,14 @@ def translated(error: BaseException | None, where: str, *, lost: bool = False) -
         kind = _sqlite_kind(error)
     else:
         kind = CatalogUnavailable if lost else _postgres_kind(error)
-    advice = {
+    known = None if kind is StorageFull else _ADVICE_BY_CODE.get(_code(error))
+    advice = known or {
         CatalogBusy: f"other writers held the lock for {BUSY_SECONDS:.0f} seconds; try again",
         CatalogUnavailable: "the database did not answer; try again",
         TooManyConnections: _FEWER,
         StorageFull: "make room and try again; nothing was changed",
         StorageReadOnly: "it can be read but not changed from here",
-    }.get(kind) or _ADVICE_BY_CODE.get(_code(error))
+    }.get(kind)
     return kind(f"catalog {where}: {told}" + (f": {advice}" if advice else ""))
 
 

@@ -92,12 +92,13 @@ def _fill(
 
 
 def _check_out(path: str, entry: TensorEntry, out: object) -> None:
-    misfit = _misfit(path, out) or check_fits(path, entry, out)
+    misfit = _misfit(path, out)
     if misfit is None:
-        return
-    castable = check_takes(path, entry, out, allow_cast=True) is None
-    advice = ": checkout(into=…, paths=…, allow_cast=True) casts it" if castable else ""
-    raise InvalidArgument(f"`out` does not fit: {misfit}{advice}")
+        misfit = check_fits(path, entry, out)
+        if misfit is not None and check_takes(path, entry, out, allow_cast=True) is None:
+            misfit += ": checkout(into=…, paths=…, allow_cast=True) casts it"
+    if misfit is not None:
+        raise InvalidArgument(f"`out` does not fit: {misfit}")
 
 
 def _misfit(path: str, out: object) -> str | None:

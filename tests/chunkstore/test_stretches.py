@@ -105,7 +105,7 @@ def test_a_checkout_reads_long_stretches(tmp_path, reads, monkeypatch):
 
 def test_nothing_to_read_begins_no_thread(tmp_path, monkeypatch):
     begun = []
-    monkeypatch.setattr(reader, "ThreadPoolExecutor", lambda *arguments: begun.append(arguments))
+    monkeypatch.setattr(reader, "Pool", lambda *arguments: begun.append(arguments))
     with ckptstore.open(tmp_path / "store") as store:
         store.commit({"epoch": 3}, step=0)
         assert store.checkout(0) == {"epoch": 3}
