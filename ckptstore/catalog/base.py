@@ -65,8 +65,8 @@ class Catalog(Protocol):
     def manifest(self, commit: str) -> bytes:
         """The manifest document of a commit id. Raises StepNotFound when it was purged."""
 
-    def deleted_documents(self, run: str, step: int) -> list[tuple[str, bytes]]:
-        """Storage key and manifest document of what was deleted at a step, and is still there."""
+    def deleted_document(self, run: str, step: int) -> tuple[str, bytes] | None:
+        """Storage key and manifest document of the last commit that was deleted at a step, and is still there."""
 
     def locate(self, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
         """Where each chunk lies, in a live pack, and with it every chunk that it rests on.

@@ -68,8 +68,8 @@ class SqlCatalog:
     def manifest(self, commit: str) -> bytes:
         return self._database.ask(queries.manifest, commit)
 
-    def deleted_documents(self, run: str, step: int) -> list[tuple[str, bytes]]:
-        return self._database.ask(queries.deleted_documents, run, step)
+    def deleted_document(self, run: str, step: int) -> tuple[str, bytes] | None:
+        return self._database.ask(queries.deleted_document, run, step)
 
     def locate(self, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:
         return self._database.ask(queries.locate, digests)

@@ -42,6 +42,8 @@ _deleted_at = (
     select(commits.c.document, manifests.c.data)
     .join(manifests)
     .where(commits.c.run == _run_key.scalar_subquery(), commits.c.step == bindparam("step"), ~LIVE)
+    .order_by(commits.c.key.desc())
+    .limit(1)
 )
 _of_pack = commit_packs.alias()
 _needed = _of_pack.c.pack == packs.c.key
@@ -111,9 +113,10 @@ def manifest(db: Connection, commit: str) -> bytes:
     return bytes(data)
 
 
-def deleted_documents(db: Connection, run: str, step: int) -> list[tuple[str, bytes]]:
-    """Key and document of what was deleted at a step."""
-    return [(key, bytes(data)) for key, data in db.execute(_deleted_at, {"run": run, "step": step})]
+def deleted_document(db: Connection, run: str, step: int) -> tuple[str, bytes] | None:
+    """Key and document of the last commit that was deleted at a step."""
+    found = db.execute(_deleted_at, {"run": run, "step": step}).first()
+    return None if found is None else (found.document, bytes(found.data))
 
 
 def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocation]:

@@ -51,11 +51,16 @@ def seal(data: bytes, key: str, sealer: Sealer | None) -> bytes:
     return data if sealer is None else _SEALED + sealer.seal(key, 0, data) + _END
 
 
+def is_sealed(data: bytes) -> bool:
+    """Whether these are the bytes of a document of an encrypted store, as far as that can be told without its key."""
+    return data[: len(_SEALED)] == _SEALED and data[-len(_END) :] == _END
+
+
 def unseal(data: bytes, key: str, sealer: Sealer | None, name: str) -> bytes:
     """The document's own bytes. Raises CorruptData naming the document."""
     if sealer is None:
         return data
-    if data[: len(_SEALED)] != _SEALED or data[-len(_END) :] != _END:
+    if not is_sealed(data):
         raise CorruptData(f"{name}: its head is damaged or it was cut short")
     try:
         return sealer.open(key, 0, data[len(_SEALED) : -len(_END)])

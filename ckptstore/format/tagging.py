@@ -55,7 +55,9 @@ def decode(data: bytes, key: str, sealer: Sealer | None) -> TagDocument:
 
 
 def is_damaged(data: bytes, key: str, sealer: Sealer | None) -> bool:
-    """Whether it is not as anybody wrote it, whatever that was; or sealed with a key that is not known."""
+    """Whether it is not as anybody wrote it, whatever that was; or sealed with another key than the store's."""
+    if sealer is None and envelope.is_sealed(data):
+        return False  # another store's
     try:
         _opened(data, key, sealer)
     except CorruptData:

@@ -65,7 +65,7 @@ def _header(file: Path, start: int) -> tuple[dict[str, msgspec.Raw] | None, int]
     with file.open("rb") as opened:
         opened.seek(start)
         size, begun = int.from_bytes(opened.read(8), "little"), opened.read(1)
-        if begun != b"{" or size > _MOST_HEADER:
+        if begun != b"{" or not 1 <= size <= _MOST_HEADER:
             return None, start
         header = begun + opened.read(size - 1)
     try:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import NoReturn
 
 from ckptstore.catalog.records import CommitRecord
@@ -165,9 +166,9 @@ class CommitHandle:
 
 
 def _seconds(timeout: object) -> float:
-    if not isinstance(timeout, int | float) or math.isnan(timeout):
+    if not isinstance(timeout, Real) or math.isnan(timeout):
         raise InvalidArgument(f"timeout={timeout!r}: give seconds, or None")
-    return min(max(timeout, 0), threading.TIMEOUT_MAX)
+    return min(max(float(timeout), 0), threading.TIMEOUT_MAX)
 
 
 def forget_locals(error: BaseException) -> None:

@@ -70,7 +70,8 @@ def lacked_state(owned: Ownership, *, allow_cast: bool) -> Iterator[tuple[str, t
         if owned.is_free(root):
             for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
                 for path, entry in _lacked(owned, f"{root}/state/{number}"):
-                    yield from _made(path, entry, parameter, allow_cast=allow_cast)
+                    alike = path not in owned.apart and _is_alike(path, entry, parameter)
+                    yield from _made(path, entry, parameter, alike=alike, allow_cast=allow_cast)
 
 
 def _lacked(owned: Ownership, root: str) -> Iterator[tuple[str, TensorEntry]]:
@@ -82,17 +83,24 @@ def _lacked(owned: Ownership, root: str) -> Iterator[tuple[str, TensorEntry]]:
 
 
 def _made(
-    path: str, entry: TensorEntry, parameter: torch.Tensor, *, allow_cast: bool
+    path: str, entry: TensorEntry, parameter: torch.Tensor, *, alike: bool, allow_cast: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     committed = torch_dtype(path, entry.dtype)
     dtype = parameter.dtype if allow_cast and _follows(path, committed, parameter) else committed
-    counts = split(path)[-1] == _STEP or not (entry.shape or parameter.ndim == 0)
-    if is_sharded(parameter) and not counts:
+    if is_sharded(parameter) and alike:
         whole = entry.shape == tuple(parameter.shape)
         like = parameter if whole else parameter.new_empty(entry.shape)  # on every rank, as Adafactor makes it
         yield path, torch.empty_like(like, dtype=dtype, requires_grad=False)
     elif dtype != committed:
         yield path, torch.empty(entry.shape, dtype=dtype, device=parameter.device)
+
+
+def _is_alike(path: str, entry: TensorEntry, parameter: torch.Tensor) -> bool:
+    """Whether it is a DTensor where the parameter is one: of its shape, or reduced, as Adafactor's; not what counts."""
+    reduced = len(entry.shape) == parameter.ndim and all(
+        extent in {1, whole} for extent, whole in zip(entry.shape, parameter.shape, strict=True)
+    )
+    return reduced and split(path)[-1] != _STEP
 
 
 def _beneath(manifest: Manifest, path: str) -> Iterator[str]:

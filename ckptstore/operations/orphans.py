@@ -18,6 +18,7 @@ from ckptstore.catalog.records import ChunkLocation, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, GcRefused, ObjectNotFound
 from ckptstore.format.document import Document, is_document_key
+from ckptstore.format.envelope import is_sealed
 from ckptstore.operations.footers import pack_name, read_any_pack
 from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE, OLDER
@@ -28,7 +29,8 @@ _BRING_BACK = "from a copy and rebuild the catalog, or remove it"
 _TOLD = {
     "whole": f"is a whole commit that the catalog does not know: {OLDER}",
     "damaged": f"is a damaged commit that the catalog does not know: bring back its packs {_BRING_BACK}",
-    "unreadable": f"is damaged, and may be a commit that the catalog does not know: bring it back {_BRING_BACK}",
+    "unreadable": "is damaged, or sealed with another key, and may be a commit that the catalog does not know: "
+    f"bring it back {_BRING_BACK}",
 }
 _SETTLED_SECONDS = 24 * 3600.0
 """Somebody may still be writing to what the catalog never heard of, with another catalog."""
@@ -133,9 +135,10 @@ def _of_other_stores(chunks: ChunkStore, documents: Sequence[str]) -> dict[str, 
 
 
 def _read(chunks: ChunkStore, key: str) -> Document | Literal["unreadable"] | None:
-    """None for what is not there any more."""
+    """None for what is not there any more, or that of an encrypted store, which this one is not."""
     try:
-        return chunks.decode_document(chunks.storage.get(key), key)
+        data = chunks.storage.get(key)
+        return None if chunks.sealer is None and is_sealed(data) else chunks.decode_document(data, key)
     except ObjectNotFound:
         return None
     except DAMAGE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -29,13 +29,22 @@ class Ownership:
     Attributes:
         flat: the target.
         strict: whether paths that only one side has are an error.
+        apart: paths of what this rank had for itself.
         optimizers: path → optimizer.
         manifest: the commit's, as the target's optimizers know it.
         extra_states: paths of what modules gave beside their tensors.
     """
 
-    def __init__(self, manifest: Manifest, flat: Flat, globs: Sequence[str] | None, *, strict: bool) -> None:
-        self.flat, self.strict, self._globs = flat, strict, globs
+    def __init__(
+        self,
+        manifest: Manifest,
+        flat: Flat,
+        globs: Sequence[str] | None,
+        *,
+        strict: bool,
+        apart: Collection[str] = frozenset(),
+    ) -> None:
+        self.flat, self.strict, self.apart, self._globs = flat, strict, apart, globs
         owners = flat.owners
         self.optimizers = {path: owner for path, owner in owners.items() if isinstance(owner, torch.optim.Optimizer)}
         self.manifest = renumbered(manifest, list(self.optimizers))

@@ -62,11 +62,12 @@ def new_commit(
 
 def _moment(chunks: ChunkStore, draft: Draft) -> float:
     """Now, or after what was deleted at that step by a clock that was ahead: a rebuild takes the newest one."""
-    moments = [time.time()]
-    for key, data in chunks.catalog.deleted_documents(draft.run, draft.step):
+    now, deleted = time.time(), chunks.catalog.deleted_document(draft.run, draft.step)
+    if deleted is not None:
+        key, data = deleted
         with suppress(*DAMAGE):
-            moments.append(math.nextafter(chunks.decode_document(data, key).created, math.inf))
-    return max(moments)
+            return max(now, math.nextafter(chunks.decode_document(data, key).created, math.inf))
+    return now
 
 
 def commit_of(

@@ -21,7 +21,7 @@ from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.optimizer_states import parameter_names
 from ckptstore.operations.ownership import Ownership, loaded_whole
 from ckptstore.operations.paths import chosen, require_matches
-from ckptstore.operations.ranks.rank_view import seen_from
+from ckptstore.operations.ranks.rank_view import all_paths, own_paths, seen_from
 from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.composites import is_dense
@@ -58,9 +58,10 @@ def restore(
     for error in chosen(flat.unfit, globs).values():
         raise error
     seen = seen_from(view.manifest, seat, set(map(segment, into)), globs, loaded_whole(flat), strict=strict)
-    owned = Ownership(seen, flat, globs, strict=strict)
+    owned = Ownership(seen, flat, globs, strict=strict, apart=own_paths(view.manifest, seat))
     fitting, manifest = Fitting(owned, strict=strict, allow_cast=allow_cast), owned.manifest
-    require_matches([*manifest.entries, *manifest.containers], globs, view.name)
+    elsewhere = () if strict else all_paths(view.manifest)  # of which this rank may have nothing
+    require_matches([*manifest.entries, *manifest.containers, *elsewhere], globs, view.name)
     for path, container in manifest.containers.items():
         if owned.whole(path):
             require_classes(container, path, allow_pickle=allow_pickle)

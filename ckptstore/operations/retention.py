@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InvalidArgument, nearest
+
+_WANTED = "keep() gives a dict, {commit.id: reason}"
 
 
 class Policy(ABC):
@@ -37,7 +39,7 @@ class _Union(Policy):
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         kept: dict[str, str] = {}
         for part in self.parts:
-            kept = kept_by(part, commits) | kept
+            kept = _named_by(part, commits) | kept
         return kept
 
     def doubt(self, commits: Sequence[CommitRecord]) -> str:
@@ -46,16 +48,25 @@ class _Union(Policy):
 
 def kept_by(policy: Policy, commits: Sequence[CommitRecord]) -> dict[str, str]:
     """What a policy keeps. Raises InvalidArgument for what cannot be meant, since all else would go."""
-    kept: object = policy.keep(commits)
-    wanted = "keep() gives a dict, {commit.id: reason}"
-    if not isinstance(kept, dict):
-        raise InvalidArgument(f"{policy!r} keeps a {type(kept).__name__}: {wanted}")
-    strange = [name for name in kept if not isinstance(name, str)]
-    if not strange and commits and not kept.keys() & {commit.id for commit in commits}:
-        strange = list(kept)
-    if strange:
-        raise InvalidArgument(f"{policy!r} keeps {strange[0]!r}, which is no id of a commit: {wanted}")
+    kept = _named_by(policy, commits)
+    if kept and commits and not kept.keys() & {commit.id for commit in commits}:
+        raise _no_ids(policy, next(iter(kept)))
     return kept
+
+
+def _named_by(policy: Policy, commits: Sequence[CommitRecord]) -> dict[str, str]:
+    """Likewise; of several policies one may name only what is gone, or of another run."""
+    kept: object = policy.keep(commits)
+    if not isinstance(kept, Mapping):
+        raise InvalidArgument(f"{policy!r} keeps a {type(kept).__name__}: {_WANTED}")
+    for name in kept:
+        if not isinstance(name, str):
+            raise _no_ids(policy, name)
+    return dict(kept)
+
+
+def _no_ids(policy: Policy, name: object) -> InvalidArgument:
+    return InvalidArgument(f"{policy!r} keeps {name!r}, which is no id of a commit: {_WANTED}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,12 @@ def _wrong(storage: Storage, wrapped: WrappedKey) -> str:
     found = _read(storage, wrapped.place)
     if found is not None:
         return "" if found == wrapped.data else "is damaged"
+    return "" if _has_another(storage) or _has_another(storage) else "is gone"  # one may be replaced meanwhile
+
+
+def _has_another(storage: Storage) -> bool:
     listed = [info.key for info in storage.list(keys.PREFIX) if keys.is_key_key(info.key)]
-    return "" if any(keys.is_wrapped(_read(storage, key) or b"") for key in listed) else "is gone"
+    return any(keys.is_wrapped(_read(storage, key) or b"") for key in listed)
 
 
 def _read(storage: Storage, key: str) -> bytes | None:

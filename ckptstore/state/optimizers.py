@@ -55,7 +55,7 @@ def marks(optimizer: Optimizer) -> set[int]:
     These go on counting changes when `.data` gives them other memory. Others may come to have the same marks.
     """
     mine = _own(optimizer)
-    return {_storage(tensor) for tensor in _plain(mine)}.union(map(id, _within(mine)))
+    return {_storage(tensor) for tensor in _plain(mine)}.union(map(id, _found(mine)))
 
 
 def changed_by_calls(values: Iterable[object]) -> set[int]:
@@ -84,15 +84,17 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _within(value: Any) -> Iterator[Tensor]:
-    if is_sharded(value):
-        yield part_of(value)
-    elif isinstance(value, Tensor):
+    return (part_of(tensor) if is_sharded(tensor) else tensor for tensor in _found(value))
+
+
+def _found(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from _within(list(value.values()))
+        yield from _found(list(value.values()))
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _within(item)
+            yield from _found(item)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import torch
@@ -80,10 +81,9 @@ class Hooks:
         self._handles: list[RemovableHandle] = []
         weakref.finalize(self, _LEFT.extend, self._handles).atexit = False
 
-    def attach(self, optimizers: Iterable[Optimizer]) -> None:
-        """To those that have none of these yet; not within a step."""
-        while _LEFT:
-            _LEFT.popleft().remove()
+    def attach(self, optimizers: Collection[Optimizer]) -> None:
+        """To those that have none of these yet; none of them may be stepping."""
+        _remove_left({id(optimizer._optimizer_step_pre_hooks) for optimizer in optimizers})  # noqa: SLF001 - as below
         self._handles[:] = [handle for handle in self._handles if handle.hooks_dict_ref()]  # not of those that are gone
         attached = {id(handle.hooks_dict_ref()) for handle in self._handles}
         for optimizer in optimizers:
@@ -96,6 +96,16 @@ class Hooks:
             for handle in self._handles:
                 handle.remove()
         self._handles.clear()
+
+
+def _remove_left(hooks: AbstractSet[int]) -> None:
+    """From these; others may be running theirs."""
+    for _ in range(len(_LEFT)):
+        handle = _LEFT.popleft()
+        if id(handle.hooks_dict_ref()) in hooks:
+            handle.remove()
+        elif handle.hooks_dict_ref() is not None:
+            _LEFT.append(handle)
 
 
 def _first(handle: RemovableHandle) -> RemovableHandle:

@@ -183,8 +183,8 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
         begin(catalog, new_commit(2, [new_pack("d")]))
         assert catalog.stats() == CatalogStats(2, 2, 1, {"live": 2, "pending": 1}, 230, 2000, 3)
 
-    def test_documents_of_what_was_deleted_at_a_step(self, catalog: Catalog) -> None:
-        assert catalog.deleted_documents("main", 0) == []
+    def test_the_document_of_what_was_deleted_at_a_step(self, catalog: Catalog) -> None:
+        assert catalog.deleted_document("main", 0) is None
         older, new = new_commit(0, content="older"), new_commit(0, content="newer")
         for commit in (older, new):
             make(catalog, commit)
@@ -192,10 +192,10 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
         make(catalog, new_commit(0, content="newest"))
         make(catalog, new_commit(1))
         delete(catalog, "main", 1)
-        assert sorted(catalog.deleted_documents("main", 0)) == sorted((it.document, it.manifest) for it in (older, new))
-        assert catalog.deleted_documents("other", 0) == []
+        assert catalog.deleted_document("main", 0) == (new.document, new.manifest)
+        assert catalog.deleted_document("other", 0) is None
         collect(catalog)
-        assert catalog.deleted_documents("main", 0) == []
+        assert catalog.deleted_document("main", 0) is None
 
     def test_tags(self, catalog: Catalog) -> None:
         first, second = make(catalog, new_commit(0)), make(catalog, new_commit(1))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -510,6 +511,21 @@ def test_hooks_of_dropped_stores_do_not_pile_up(tmp_path):
         assert len(optimizer._optimizer_step_pre_hooks) == 1
 
 
+def test_hooks_of_dropped_stores_stay_where_others_may_run_them(tmp_path):
+    """Another thread may be stepping that optimizer; torch goes through its hooks meanwhile."""
+    (weights, optimizer), (others, other) = large(), large()
+    store = ckptstore.open(tmp_path / "store")
+    store.commit_async({"w": weights, "optim": optimizer}, step=0).result()
+    del store
+    gc.collect()
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit_async({"w": others, "optim": other}, step=1).result()
+        assert len(optimizer._optimizer_step_pre_hooks) == 1
+        store.commit_async({"w": weights, "optim": optimizer}, step=2).result()
+        assert len(optimizer._optimizer_step_pre_hooks) == 1
+    assert len(optimizer._optimizer_step_pre_hooks) == 0
+
+
 class Around(torch.optim.Optimizer):
     """Has state of its own, and was never set up, as pytorch-optimizer's Lookahead is not."""
 
@@ -652,7 +668,7 @@ def test_loading_into_what_is_being_committed(slowed, load):
     assert_same(weights, [*store.checkout(0)["w"].values()])
 
 
-@pytest.mark.parametrize("seconds", [float("inf"), 1e12])
+@pytest.mark.parametrize("seconds", [float("inf"), 1e12, np.int64(60), np.float32(60)])
 def test_waiting_for_ever(slowed, seconds):
     store, storage = slowed
     storage.gate.clear()

@@ -39,7 +39,7 @@ from ckptstore.errors import (
     StorageError,
 )
 from ckptstore.format.manifest import Container, Entry, Manifest, ValueEntry
-from ckptstore.integrations import dcp_saving
+from ckptstore.integrations import dcp_safetensors, dcp_saving
 from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.integrations.dcp_files import export_dcp, import_dcp
 from ckptstore.operations.renumbering import renumbered
@@ -611,3 +611,8 @@ def test_a_folder_of_safetensors_that_are_not_whole(store, tmp_path, spoil, told
     assert data != file.read_bytes()
     file.write_bytes(data)
     refused(store, tmp_path / "saved", told)
+
+
+def test_a_header_of_no_bytes_is_none(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(8) + b"{" + bytes(1 << 20))
+    assert dcp_safetensors._header(tmp_path / "file", 0) == (None, 0)

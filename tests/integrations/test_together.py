@@ -158,6 +158,19 @@ def test_fresh_optimizers_have_dtensors_where_others_had(crew, store, ranks):
         assert (scale, sharded) == (pytest.approx(wanted[0][1]), wanted[0][2])
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fresh_optimizers_have_plain_tensors_where_others_had(crew, store, ranks):
+    for old, fresh in crew.do("step_after_in_parts", ranks, place=store.url):
+        assert (old, old[1]) == (fresh, "Tensor")
+
+
+def test_who_did_not_take_part_may_choose_what_others_have(crew, store):
+    crew.do("commit_partly_own", 2, place=store.url)
+    *known, new = crew.do("check_out_partly_own_by_paths", 3, place=store.url)
+    assert [found[0] for found in known] == [[3, 100], [3, 101]]
+    assert new == [[0, -1], [0, -1], "none"]
+
+
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_reading_into_a_dtensor(crew, store, layout):
     crew.do("commit", 2, place=store.url, step=1)

@@ -326,6 +326,59 @@ def step_after(group, place, *, fresh):
     return [weight.full_tensor().tolist(), scale.full_tensor().item(), sharded]
 
 
+class _OfParts(torch.optim.Optimizer):
+    """Keeps plain tensors of what this rank has of its DTensors."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            part, gradient = parameter.to_local(), parameter.grad.to_local()
+            self.state[parameter].setdefault("v", torch.zeros_like(part)).lerp_(gradient, 0.5)
+            part.sub_(self.state[parameter]["v"])
+
+
+@task
+def step_after_in_parts(group, place):
+    """Weights after a second step, of who goes on and of who begins with a checkout; and whether state is plain."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    found = []
+    with ckptstore.open(place) as store:
+        for fresh in (False, True):
+            torch.manual_seed(int(fresh))
+            weight: Any = torch.nn.Parameter(distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)]))
+            optimizer = _OfParts([weight])
+            state = {"w": weight, "optim": optimizer}
+            for step in range(2):
+                if fresh and not step:
+                    store.checkout(1, into=state, process_group=group)
+                    continue
+                weight.grad = None
+                weight.square().sum().backward()
+                optimizer.step()
+                if not step:
+                    store.commit(state, step=1, process_group=group)
+            found.append([weight.full_tensor().tolist(), type(optimizer.state[weight]["v"]).__name__])
+    return found
+
+
+@task
+def check_out_partly_own_by_paths(group, place):
+    """What is told of globs that choose what not all ranks had."""
+    found = []
+    with ckptstore.open(place) as store:
+        for paths in ("loader", "loader/position", "loader/odd"):
+            state: dict[str, Any] = {"loader": _Loader(), "model": _Noted()}
+            try:
+                store.checkout(1, into=state, paths=paths, process_group=group, strict=False)
+                found.append(state["loader"].at)
+            except ckptstore.PathNotFound:
+                found.append("none")
+    return found
+
+
 @task
 def read_part(group, place, layout, step=1):
     """Which leaves a DTensor does not get its part of, by reading one after the other."""

@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -122,9 +123,23 @@ def test_a_policy_of_ones_own_that_names_no_commits(tmp_path, kept, told, more):
     with ckptstore.open(tmp_path / "store") as store:
         for step in range(3):
             store.commit({"step": step}, step=step)
+        if more and "main@0" in told:
+            assert store.gc(keep, grace=0, most=1).deleted == (0, 1)
+            return
         with pytest.raises(InvalidArgument, match=told):
             store.gc(keep, grace=0, most=1)
         assert store.steps() == [0, 1, 2]
+
+
+def test_one_of_several_policies_may_name_only_what_is_gone(tmp_path):
+    pinned = Told(lambda _: MappingProxyType({"0" * 32: "released"}))
+    with ckptstore.open(tmp_path / "store") as store:
+        with ckptstore.CheckpointManager(store, 1, keep=pinned | KeepLast(2), grace=0) as manager:
+            for step in range(5):
+                manager.save(step, {"step": step})
+        assert store.steps() == [3, 4]
+        with pytest.raises(InvalidArgument, match="keeps '00000000000000000000000000000000', which is no id"):
+            store.gc(pinned, grace=0, most=1)
 
 
 def test_a_policy_of_ones_own_may_name_what_is_gone(tmp_path):

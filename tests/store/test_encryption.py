@@ -529,3 +529,19 @@ def test_what_is_no_wrapped_key_does_not_open():
         assert not keys.is_wrapped(data)
         with pytest.raises(CorruptData, match="no wrapped key"):
             keys.unwrap(data, b"passphrase", "store")
+
+
+def test_what_an_encrypted_store_wrote_here_is_not_of_one_that_is_not(tmp_path):
+    place, other, key = tmp_path / "store", tmp_path / "other", tmp_path / "key"
+    key.write_text("a passphrase")
+    with ckptstore.open(place) as store:
+        store.commit({"x": torch.ones(3)}, step=1)
+    with ckptstore.open(other, encrypt=True, key_file=key) as store:
+        store.commit({"x": torch.ones(3)}, step=1)
+        store.tag("best", 1)
+    for folder in ("manifests", "tags"):
+        shutil.copytree(other / folder, place / folder, dirs_exist_ok=True)
+    with ckptstore.open(place) as store:
+        assert store.verify().ok
+        store.gc(grace=0, sweep=True)
+        assert store.checkout(1)["x"].tolist() == [1.0] * 3

@@ -242,7 +242,7 @@ def test_what_nobody_knows_of_is_swept_after_a_day(place):
         (place / key).write_bytes(b"who knows")
     with site_of(place).open() as store:
         for sweep in (False, True):
-            with pytest.raises(GcRefused, match=rf"{document} is damaged, and may be a commit that .* or remove it"):
+            with pytest.raises(GcRefused, match=rf"{document} is damaged, .* may be a commit that .* or remove it"):
                 store.gc(grace=0, sweep=sweep)
         (place / document).unlink()
         store.gc(grace=0, sweep=True)
@@ -435,7 +435,7 @@ def test_a_commit_whose_document_is_damaged_is_not_swept(place):
     with site_of(place).open() as store:
         assert [path.samefile(place / problem.object) for problem in store.verify("sizes").problems] == [True]
         for sweep in (False, True):
-            with pytest.raises(GcRefused, match=r"000000000002.* is damaged, and may be a commit"):
+            with pytest.raises(GcRefused, match=r"000000000002.* is damaged, .* may be a commit"):
                 store.gc(ckptstore.KeepLast(1), grace=0, sweep=sweep)
     assert files(place) == before
     path.write_bytes(whole)

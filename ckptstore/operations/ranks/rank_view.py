@@ -43,6 +43,17 @@ def seen_from(
     return Manifest(entries, containers, tuple(group for group in ties if entries.keys() >= set(group)))
 
 
+def own_paths(manifest: Manifest, seat: Seat) -> set[str]:
+    """Where leaves stand that this rank had for itself, without its number."""
+    return set(_beneath(manifest.entries, seat.rank))
+
+
+def all_paths(manifest: Manifest) -> list[str]:
+    """Where anything stands that any rank had, without its number."""
+    found = (*manifest.entries, *manifest.containers)
+    return [path.partition("/")[2] if _is_own(path) else path for path in found]
+
+
 def _common(found: Mapping[str, T], lacking: Collection[str]) -> dict[str, T]:
     return {path: it for path, it in found.items() if not _is_own(path) and not is_within(path, lacking)}
 
