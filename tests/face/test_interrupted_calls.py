@@ -26,6 +26,13 @@ _PLACES = 40
 _LEAVING = (threading.__file__, contextlib.__file__)
 
 
+@pytest.fixture(autouse=True)
+def gradients():
+    """Who interrupts torch itself as it leaves `no_grad` leaves gradients off."""
+    yield
+    torch.set_grad_enabled(True)
+
+
 class Interrupted(BaseException):
     """As KeyboardInterrupt, which ends pytest."""
 

@@ -31,6 +31,13 @@ from ckptstore.testing.equality import assert_same
 from tests.face.test_just_in_time import slowed_store
 
 
+@pytest.fixture(autouse=True)
+def gradients():
+    """Who interrupts torch itself as it leaves `no_grad` leaves gradients off."""
+    yield
+    torch.set_grad_enabled(True)
+
+
 @pytest.fixture
 def slowed(tmp_path):
     store, storage = slowed_store(tmp_path / "store")
