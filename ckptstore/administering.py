@@ -9,7 +9,9 @@ from typing import Any
 from ckptstore.catalog.migrate import upgrade
 from ckptstore.errors import CatalogError
 from ckptstore.format import version
-from ckptstore.opening import CATALOG_FILE, catalog_url, check_catalog_present, existing_config, fill, has_another
+from ckptstore.opening.catalogs import CATALOG_FILE, catalog_url, check_catalog_present, has_another
+from ckptstore.opening.documents import fill
+from ckptstore.opening.settings import existing_config
 from ckptstore.operations.rebuild import RebuildReport
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage import open_storage

@@ -68,9 +68,9 @@ class _SealedCatalog:
             raise CatalogError(f"{told}: bring the catalog back from a copy, or rebuild it") from None
 
 
-def sealed_catalog(catalog: Catalog, sealer: Sealer) -> Catalog:
-    """The catalog, with metadata sealed."""
-    return cast("Catalog", _SealedCatalog(catalog, sealer))
+def sealed_catalog(catalog: Catalog, sealer: Sealer | None) -> Catalog:
+    """The catalog, with metadata sealed where the store is encrypted."""
+    return catalog if sealer is None else cast("Catalog", _SealedCatalog(catalog, sealer))
 
 
 def _place(commit: str, salt: bytes) -> str:

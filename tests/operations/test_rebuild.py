@@ -19,7 +19,6 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore import opening
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.errors import (
     CatalogError,
@@ -37,6 +36,7 @@ from ckptstore.errors import (
 )
 from ckptstore.format import document
 from ckptstore.format.packs import pack_key
+from ckptstore.opening import catalogs, documents
 from ckptstore.storage import open_storage
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
@@ -381,7 +381,7 @@ def test_one_that_was_killed_at_any_call_is_done_again(place, monkeypatch, n, af
     before = told(place)
     lose(place)
     with monkeypatch.context() as patched:
-        patched.setattr(opening, "open_catalog", lambda *args, **options: _failing(n, after, *args, **options))
+        patched.setattr(documents, "open_catalog", lambda *args, **options: _failing(n, after, *args, **options))
         with suppress(CatalogError):
             ckptstore.rebuild_catalog(place)
     with suppress(CatalogError):  # it was done, or had not begun
@@ -489,7 +489,7 @@ def test_an_opening_without_catalog_that_fails_leaves_no_folder(place, tmp_path,
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     with monkeypatch.context() as patched:
-        patched.setattr(opening, "open_catalog", lambda *args, **options: _failing(3, False, *args, **options))
+        patched.setattr(documents, "open_catalog", lambda *args, **options: _failing(3, False, *args, **options))
         with pytest.raises(CatalogError, match="injected"):
             ckptstore.open(url)
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -548,7 +548,7 @@ def test_a_catalog_that_another_process_made_meanwhile_is_taken(place, tmp_path)
     def make(told):
         with ckptstore.open(tmp_path / "other", catalog=other) as store:
             store.commit({"x": 1}, step=1)
-        opening._check_no_commits(storage, told)
+        catalogs.check_no_commits(storage, told)
 
     with closing(open_catalog(other, create=True, before_making=make)) as catalog:
         assert catalog.steps("main") == [1]
@@ -599,7 +599,7 @@ def test_a_folder_is_read_without_its_catalog(place, monkeypatch, kind):
     before = told(place)
     lose(place)
     there = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
-    monkeypatch.setattr(opening, "network_file_system", lambda _: kind)
+    monkeypatch.setattr(catalogs, "network_file_system", lambda _: kind)
     assert told(place, read_only=True) == before
     with ckptstore.open(place, read_only=True) as store:
         assert_exact(store, "main", 4)
@@ -620,7 +620,7 @@ def test_a_folder_is_read_without_the_catalog_that_a_killed_rebuild_left(place, 
     if n is None:
         (place / "catalog.sqlite").touch()
     else:
-        monkeypatch.setattr(opening, "open_catalog", lambda *args, **options: _failing(n, False, *args, **options))
+        monkeypatch.setattr(documents, "open_catalog", lambda *args, **options: _failing(n, False, *args, **options))
         with pytest.raises(CatalogError, match="injected"):
             ckptstore.rebuild_catalog(place)
         monkeypatch.undo()
@@ -642,7 +642,7 @@ def test_a_folders_catalog_is_used_where_there_is_one(place, postgres, monkeypat
             store.tag(tag, 4)
         with ckptstore.open(place, catalog=catalog, read_only=True) as store:
             assert store.tags() == {tag: 4}
-    monkeypatch.setattr(opening, "network_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(catalogs, "network_file_system", lambda _: "nfs4")
     with ckptstore.open(place, catalog=postgres, read_only=True) as store:
         assert store.tags() == {"there": 4}
     with ckptstore.open(place, read_only=True) as store:

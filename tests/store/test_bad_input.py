@@ -21,7 +21,6 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore import opening
 from ckptstore.errors import (
     CatalogLocation,
     InvalidArgument,
@@ -42,6 +41,7 @@ from ckptstore.errors import (
     UnsupportedLeaf,
 )
 from ckptstore.format import version
+from ckptstore.opening import catalogs
 from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, files, state_of
 from ckptstore.testing.equality import assert_same
 
@@ -458,7 +458,7 @@ def test_another_schema(store, place, revision, kind, told):
 
 
 def test_a_catalog_on_a_network_file_system(place, monkeypatch):
-    monkeypatch.setattr(opening, "network_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(catalogs, "network_file_system", lambda _: "nfs4")
     with pytest.raises(CatalogLocation, match="lies on nfs4, where SQLite's locks are not safe: give catalog="):
         ckptstore.open(place)
     assert not (place / "catalog.sqlite").exists()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore import opening, unlocking
+from ckptstore import unlocking
 from ckptstore.errors import (
     CatalogError,
     CorruptData,
@@ -32,6 +32,7 @@ from ckptstore.errors import (
 from ckptstore.format import keys, version
 from ckptstore.format.digests import digest_named
 from ckptstore.format.sealing import Sealer
+from ckptstore.opening import settings
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, files, state_of
 from ckptstore.testing.equality import assert_same
@@ -278,7 +279,7 @@ def test_who_founds_second_is_told_that_the_store_is_plain(place, key, monkeypat
         ckptstore.open(place).close()
         return unlocking.create_key(*args)
 
-    monkeypatch.setattr(opening, "create_key", founded_meanwhile)
+    monkeypatch.setattr(settings, "create_key", founded_meanwhile)
     with pytest.raises(InvalidArgument, match="is not encrypted, and stays so"):
         ckptstore.open(place, encrypt=True, key_file=key)
     assert not list(place.glob("keys/*"))
