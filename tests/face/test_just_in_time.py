@@ -495,9 +495,10 @@ def test_hooks_do_not_pile_up(slowed):
     store, _ = slowed
     weights, optimizer = large()
     for number in range(4):
-        store.commit_async({"optim": optimizer}, step=number)
+        handle = store.commit_async({"optim": optimizer}, step=number)
         step(weights, optimizer)
         assert len(optimizer._optimizer_step_pre_hooks) == 1
+    handle.result()
 
 
 def test_hooks_of_dropped_stores_do_not_pile_up(tmp_path):

@@ -9,6 +9,7 @@ import signal
 import time
 import weakref
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -194,11 +195,14 @@ def test_a_commit_that_ended_keeps_nothing_of_the_state(tmp_path, just_in_time, 
     assert handle is not None
     assert (handle.exception() is not None) == fails
     held = [weakref.ref(it) for it in (optimizer, *weights)]
-    if kept == "the store":
-        del handle
-    else:
-        with pytest.raises(OSError, match="odd") if fails else nullcontext():
+    ends = partial(pytest.raises, OSError, match="odd") if fails else nullcontext
+    if kept == "the handle":
+        with ends():
             store.close()
+    else:
+        del handle
     del weights, optimizer
     gc.collect()
     assert [it() for it in held] == [None] * len(held)
+    with ends() if kept == "the store" else nullcontext():
+        store.close()
