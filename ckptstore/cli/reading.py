@@ -15,7 +15,7 @@ from ckptstore.cli.place import STEP, Place, reading_command
 if TYPE_CHECKING:
     from ckptstore.format.manifest import Container, Entry
     from ckptstore.operations.view import ManifestView
-    from ckptstore.state.tensors import Array
+    from ckptstore.state.arrays import Array
     from ckptstore.store import Store
 
 _NUMBER = re.compile(rf"-?[0-9]{{1,{text.MOST_DIGITS}}}")

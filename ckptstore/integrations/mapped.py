@@ -21,8 +21,9 @@ from ckptstore.errors import FormatError, InvalidArgument
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import is_storable
 from ckptstore.integrations.saved import load_saved
+from ckptstore.state.addresses import is_backed
+from ckptstore.state.arrays import Array, as_tracked
 from ckptstore.state.pieces import PiecedTensor, TensorPiece
-from ckptstore.state.tensors import Array, as_tracked, is_backed
 
 _MOST_MAPPED = 64
 _MOST_TOLD = 9

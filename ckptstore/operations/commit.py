@@ -25,9 +25,10 @@ from ckptstore.operations.history import Draft, placed
 from ckptstore.operations.lineage import Lineage, Rest
 from ckptstore.operations.publish import make_commit, new_commit, taken_step
 from ckptstore.state.adam import find_recipes
+from ckptstore.state.arrays import plain_bytes
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.live import LiveLeaf, Loan, Watched, live_leaves
-from ckptstore.state.tensors import TensorLeaf, plain_bytes
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
 

@@ -16,9 +16,10 @@ from ckptstore.operations.optimizer_states import lacked_state, other_groups
 from ckptstore.operations.ownership import Ownership
 from ckptstore.operations.shared_memory import overlaps, tied
 from ckptstore.state import composites
+from ckptstore.state.arrays import Array
 from ckptstore.state.casts import check_takes
 from ckptstore.state.shards import is_sharded
-from ckptstore.state.tensors import Array, TensorLeaf, check_fits
+from ckptstore.state.tensors import TensorLeaf, check_fits
 from ckptstore.state.tree import CALL_LAZY
 
 if TYPE_CHECKING:

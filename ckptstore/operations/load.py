@@ -21,10 +21,11 @@ from ckptstore.format.codecs.words import Plane
 from ckptstore.format.grid import Grid, Index, extents, grid_of
 from ckptstore.format.manifest import Entry, TensorEntry, Value, ValueEntry, chunk_digests
 from ckptstore.format.selection import Part, Selection, contiguous_span, everything
+from ckptstore.state.addresses import lacks_address
+from ckptstore.state.arrays import Array, flat_bytes, is_row_major, mark_changed, writable_array
 from ckptstore.state.casts import cast_from
 from ckptstore.state.new_arrays import allocate, finish, fresh
 from ckptstore.state.shards import Region
-from ckptstore.state.tensors import Array, flat_bytes, is_row_major, lacks_address, mark_changed, writable_array
 from ckptstore.state.uploads import Uploads, lane_of_array
 from ckptstore.state.values import decode
 

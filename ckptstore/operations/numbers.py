@@ -21,9 +21,9 @@ from ckptstore.format.selection import select_box
 from ckptstore.operations.diff import Change, Diff, Numbers
 from ckptstore.operations.load import Filling, fill
 from ckptstore.progress import ProgressCallback, meter
+from ckptstore.state.arrays import Array
 from ckptstore.state.dtypes import known_numpy_dtype, known_torch_dtype
 from ckptstore.state.new_arrays import allocate
-from ckptstore.state.tensors import Array
 
 _SLICE = 1 << 16
 """Elements that are turned into float64 at a time."""

@@ -15,11 +15,12 @@ from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection, everything, select
 from ckptstore.operations.load import Filling, fill, load_arrays, load_values
 from ckptstore.operations.view import ManifestView
+from ckptstore.state.arrays import Array
 from ckptstore.state.casts import check_takes
 from ckptstore.state.composites import is_dense
 from ckptstore.state.new_arrays import allocate, finish
 from ckptstore.state.shards import is_sharded, part_of, regions_of
-from ckptstore.state.tensors import Array, check_fits
+from ckptstore.state.tensors import check_fits
 from ckptstore.state.tree import unflatten
 
 if TYPE_CHECKING:

@@ -24,13 +24,15 @@ from ckptstore.operations.paths import chosen, require_matches
 from ckptstore.operations.ranks.rank_view import all_paths, own_paths, seen_from
 from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.operations.view import ManifestView
+from ckptstore.state.addresses import identity
+from ckptstore.state.arrays import Array, as_tracked
+from ckptstore.state.clones import clone
 from ckptstore.state.composites import is_dense
 from ckptstore.state.containers import assign_children, open_container, require_classes
 from ckptstore.state.paths import is_within, join, segment
 from ckptstore.state.shards import is_sharded, part_of, regions_of
 from ckptstore.state.stateful import RNGState, StateDict, is_exact
 from ckptstore.state.steps import stepping
-from ckptstore.state.tensors import Array, as_tracked, clone, identity
 from ckptstore.state.tree import flatten_target, is_stateful, unflatten
 from ckptstore.state.values import decode
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 
-from ckptstore.state.tensors import Array, byte_range, is_plain_memory, pointer, same_place, share_memory
+from ckptstore.state.addresses import byte_range, is_plain_memory, pointer, same_place, share_memory
+from ckptstore.state.arrays import Array
 
 
 def tied(arrays: Mapping[str, Array]) -> list[list[str]]:

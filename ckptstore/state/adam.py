@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ckptstore.state.addresses import same_place
 from ckptstore.state.paths import join
-from ckptstore.state.tensors import TensorLeaf, same_place
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
 _EXACTLY = frozenset({torch.optim.Adam, torch.optim.AdamW})

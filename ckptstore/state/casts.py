@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from ckptstore.format.grid import Division, Grid, Index, box_index, default_chunk_shape, extents
 from ckptstore.format.manifest import TensorEntry
+from ckptstore.state.arrays import Array, plain_bytes, write_box
 from ckptstore.state.dtypes import known_numpy_dtype, known_torch_dtype
 from ckptstore.state.new_arrays import fresh
-from ckptstore.state.tensors import Array, TensorLeaf, check_fits, plain_bytes, write_box
+from ckptstore.state.tensors import TensorLeaf, check_fits
 
 _SLICES = Division(1 << 17, halved=False)
 """So many bytes are cast at a time, which stay in a core's cache."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ckptstore.errors import UnsupportedLeaf
 from ckptstore.format.manifest import Container
+from ckptstore.state.arrays import as_tracked
 from ckptstore.state.dtypes import dtype_name, torch_dtype
-from ckptstore.state.tensors import as_tracked
 
 _COMPRESSED: dict[torch.layout, tuple[str, str, str]] = {
     torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ckptstore.batching import batched
 from ckptstore.format.manifest import Value
+from ckptstore.state.arrays import as_row_major, as_tracked, flat_bytes
 from ckptstore.state.copies import Copies
 from ckptstore.state.device_leaf import DeviceLeaf, copy_bytes
 from ckptstore.state.fingerprints import fingerprints, prepare
@@ -24,7 +25,7 @@ from ckptstore.state.lanes import Lane, lane_of
 from ckptstore.state.looks import Learned, Look, Traits, traits_of
 from ckptstore.state.prints import Span, changed_spans
 from ckptstore.state.shadows import Shadow, Shadows
-from ckptstore.state.tensors import TensorLeaf, as_row_major, as_tracked, flat_bytes
+from ckptstore.state.tensors import TensorLeaf
 
 _AT_ONCE = 512
 """Tensors that the device is at while the host makes the next ones ready."""

@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 
 from ckptstore.locks import Lock
+from ckptstore.state.arrays import flat_bytes
 from ckptstore.state.copies import Copies
-from ckptstore.state.tensors import flat_bytes
 
 SEGMENT = 32 << 10
 """Bytes of a segment. The keys of both hashes, twice as many, stay in the innermost cache of a GPU."""

@@ -20,10 +20,11 @@ from torch.optim import Optimizer
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import StateError
 from ckptstore.locks import Lock
+from ckptstore.state.arrays import as_tracked, plain_bytes
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.optimizers import marks
 from ckptstore.state.steps import unwatch, watch
-from ckptstore.state.tensors import TensorLeaf, as_tracked, plain_bytes
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
 

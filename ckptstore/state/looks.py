@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ckptstore.locks import Lock
+from ckptstore.state.addresses import same_place
+from ckptstore.state.arrays import as_tracked
 from ckptstore.state.fingerprints import segments
 from ckptstore.state.lanes import Lane, Mark
 from ckptstore.state.prints import Prints, Rows, Span, unlike_any, untouched
-from ckptstore.state.tensors import as_tracked, same_place
 
 Digests = Mapping[str, dict[Span, bytes]]
 """Path → what the store calls ranges of that tensor's bytes."""

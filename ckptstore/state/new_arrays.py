@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ckptstore.errors import CorruptData, StateError
 from ckptstore.format.manifest import TensorEntry
+from ckptstore.state.arrays import Array, as_tracked
 from ckptstore.state.dtypes import dtype_name, numpy_dtype, torch_dtype
-from ckptstore.state.tensors import Array, as_tracked, described
+from ckptstore.state.tensors import described
 
 
 def allocate(path: str, entry: TensorEntry) -> Array:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ckptstore.state.addresses import same_place
+from ckptstore.state.arrays import Array
 from ckptstore.state.composites import is_dense
 from ckptstore.state.shards import is_sharded, part_of
-from ckptstore.state.tensors import Array, same_place
 
 _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.grid import Index, extents
+from ckptstore.state.arrays import Array, chunk_bytes, write_box
 from ckptstore.state.new_arrays import fresh
-from ckptstore.state.tensors import Array, TensorLeaf, chunk_bytes, write_box
+from ckptstore.state.tensors import TensorLeaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.format.grid import Index, extents
 from ckptstore.format.selection import Selection, select_box
-from ckptstore.state.tensors import as_tracked
+from ckptstore.state.arrays import as_tracked
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

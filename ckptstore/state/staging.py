@@ -16,6 +16,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ckptstore.format.manifest import Value
+from ckptstore.state.addresses import lacks_address
+from ckptstore.state.arrays import Array, as_tracked, is_row_major, plain_bytes
+from ckptstore.state.clones import clone
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
@@ -24,7 +27,7 @@ from ckptstore.state.optimizers import Owned, changed_by_calls
 from ckptstore.state.pieces import PiecedLeaf
 from ckptstore.state.shards import form_of
 from ckptstore.state.steps import Hooks, is_within_one, stepping
-from ckptstore.state.tensors import Array, TensorLeaf, as_tracked, clone, is_row_major, lacks_address, plain_bytes
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
 _SMALL = 4096

@@ -24,12 +24,13 @@ from ckptstore.errors import (
 )
 from ckptstore.format.manifest import Container, Value
 from ckptstore.state import composites
+from ckptstore.state.addresses import identity, is_backed, pointer
 from ckptstore.state.containers import build_container, open_container
 from ckptstore.state.dtypes import dtype_name
 from ckptstore.state.paths import segment, selector
 from ckptstore.state.pieces import PiecedLeaf, PiecedTensor
 from ckptstore.state.shards import is_sharded, part_of
-from ckptstore.state.tensors import TensorLeaf, identity, is_backed, pointer, require_storable
+from ckptstore.state.tensors import TensorLeaf, require_storable
 from ckptstore.state.values import decode, encode, is_plain, type_name
 
 if TYPE_CHECKING:

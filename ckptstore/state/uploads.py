@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ckptstore.format.grid import Index, extents
 from ckptstore.locks import Lock
+from ckptstore.state.arrays import Array, copy_into_box
 from ckptstore.state.casts import write_cast
 from ckptstore.state.lanes import Lane, Mark, lane_of
-from ckptstore.state.tensors import Array, copy_into_box
 
 
 class Uploads:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckptstore.state.tensors import TensorLeaf, identity
+from ckptstore.state.addresses import identity
+from ckptstore.state.tensors import TensorLeaf
 
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

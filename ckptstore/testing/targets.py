@@ -39,7 +39,8 @@ from ckptstore.operations.load import load_arrays
 from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.operations.restore import restore
 from ckptstore.operations.view import ManifestView
-from ckptstore.state.tensors import TensorLeaf, chunk_bytes
+from ckptstore.state.arrays import chunk_bytes
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.store import Store, open_store
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.hostile import (

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import ckptstore
 from ckptstore import BudgetTooSmall, CheckpointManager, StateMismatch
-from ckptstore.state.tensors import TensorLeaf, chunk_bytes
+from ckptstore.state.arrays import chunk_bytes
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import flatten
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.lanes import FakeDevices

@@ -7,9 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckptstore.state.addresses import pointer
+from ckptstore.state.arrays import chunk_bytes
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
 from ckptstore.state.device_staging import DeviceStager
-from ckptstore.state.tensors import TensorLeaf, chunk_bytes, pointer
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.testing.lanes import FakeDevices
 
 DTYPES = [torch.int8, torch.bfloat16, torch.float32, torch.complex128]

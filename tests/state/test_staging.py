@@ -15,10 +15,11 @@ from ckptstore.errands import uninterrupted
 from ckptstore.errors import StateError
 from ckptstore.format.digests import digest_named
 from ckptstore.state import live
+from ckptstore.state.addresses import pointer
 from ckptstore.state.kept import KeptBuffers
 from ckptstore.state.live import live_leaf
 from ckptstore.state.staging import Stager
-from ckptstore.state.tensors import TensorLeaf, pointer
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import flatten, unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.equality import assert_same

@@ -12,19 +12,11 @@ from hypothesis import strategies as st
 
 from ckptstore.errors import UnknownType
 from ckptstore.format.manifest import TensorEntry
+from ckptstore.state.addresses import identity, same_place
+from ckptstore.state.arrays import Array, chunk_bytes, plain_bytes, writable_array, write_box
 from ckptstore.state.dtypes import dtype_name, numpy_dtype, torch_dtype
 from ckptstore.state.new_arrays import allocate, finish
-from ckptstore.state.tensors import (
-    Array,
-    TensorLeaf,
-    check_fits,
-    chunk_bytes,
-    identity,
-    plain_bytes,
-    same_place,
-    writable_array,
-    write_box,
-)
+from ckptstore.state.tensors import TensorLeaf, check_fits
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import TORCH_DTYPES, dense_tensors, numpy_arrays
 from tests.integrations.tiled_planners import Far

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 
 from ckptstore.errors import InvalidArgument, PathNotFound, PickleRefused, StateError, UnknownType, UnsupportedLeaf
 from ckptstore.format.manifest import Container, TensorEntry
+from ckptstore.state.arrays import chunk_bytes, write_box
 from ckptstore.state.new_arrays import allocate, finish
-from ckptstore.state.tensors import TensorLeaf, chunk_bytes, write_box
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat, flatten, narrow, unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.equality import assert_same

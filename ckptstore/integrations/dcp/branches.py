@@ -16,7 +16,9 @@ from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.operations.ranks.reports import Report
 from ckptstore.operations.ranks.written import tensor_entry, value_entry
-from ckptstore.state.tensors import Array, TensorLeaf, on_host
+from ckptstore.state.arrays import Array
+from ckptstore.state.clones import on_host
+from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
 

@@ -14,9 +14,10 @@ from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.locks import Lock
 from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
+from ckptstore.state.clones import on_host
 from ckptstore.state.composites import is_dense
 from ckptstore.state.device_staging import DeviceStager
-from ckptstore.state.tensors import TensorLeaf, on_host, require_storable
+from ckptstore.state.tensors import TensorLeaf, require_storable
 
 _STAGERS: dict[str, DeviceStager] = {}
 """By the id of a store: a writer, and an open store, may be made anew for every save."""
