@@ -18,7 +18,7 @@ from ckptstore.errors import StepExists
 from ckptstore.format import version
 from ckptstore.format.codecs import BYTES
 from ckptstore.format.grid import Division, Grid, default_chunk_shape, grid_of
-from ckptstore.format.manifest import INLINE_TENSOR, INLINE_VALUE, Entry, Manifest, TensorEntry, Value, ValueEntry
+from ckptstore.format.manifest import INLINE_TENSOR, INLINE_VALUE, Entry, Manifest, Value, ValueEntry
 from ckptstore.operations.adam import Trained
 from ckptstore.operations.arrivals import Arrival, Arrivals
 from ckptstore.operations.history import Draft, placed
@@ -188,21 +188,10 @@ def _plan(leaf: TensorLeaf | Value, division: Division, brought: Mapping[DeviceL
 
 def _plan_tensor(leaf: TensorLeaf, division: Division, here: bytes | None) -> _Planned:
     """A tensor, whose bytes are `here` if they had to be brought."""
-    shape, itemsize = leaf.shape, leaf.itemsize
-    small = leaf.nbytes <= INLINE_TENSOR
-    grid = grid_of(shape, default_chunk_shape(shape, itemsize, division))
-    entry = TensorEntry(
-        library=leaf.library,
-        dtype=leaf.dtype,
-        itemsize=itemsize,
-        shape=shape,
-        chunk_shape=grid.chunk_shape,
-        inline=b"" if not small else bytes(leaf.row_major()) if here is None else here,
-        order=leaf.order,
-        requires_grad=leaf.requires_grad,
-        parameter=leaf.parameter,
-    )
-    return _Planned(leaf, entry, None if small else grid)
+    shape, small = leaf.shape, leaf.nbytes <= INLINE_TENSOR
+    grid = grid_of(shape, default_chunk_shape(shape, leaf.itemsize, division))
+    inline = b"" if not small else bytes(leaf.row_major()) if here is None else here
+    return _Planned(leaf, leaf.entry(grid.chunk_shape, inline=inline), None if small else grid)
 
 
 def _plan_value(value: Value, most: int) -> _Planned:

@@ -21,7 +21,7 @@ from ckptstore.state.dtypes import dtype_name, number_form
 
 
 class TensorLeaf(msgspec.Struct, frozen=True, eq=False):
-    """A dense array of an app state, with the fields that its `TensorEntry` will have."""
+    """A dense array of an app state, with the fields that its `entry` has."""
 
     tensor: Array
 
@@ -69,6 +69,20 @@ class TensorLeaf(msgspec.Struct, frozen=True, eq=False):
     def parameter(self) -> bool:
         """Whether it is an `nn.Parameter`."""
         return isinstance(self.tensor, torch.nn.Parameter)
+
+    def entry(self, chunk_shape: Index, *, inline: bytes = b"") -> TensorEntry:
+        """Its entry in a manifest, as yet without chunks."""
+        return TensorEntry(
+            library=self.library,
+            dtype=self.dtype,
+            itemsize=self.itemsize,
+            shape=self.shape,
+            chunk_shape=chunk_shape,
+            inline=inline,
+            order=self.order,
+            requires_grad=self.requires_grad,
+            parameter=self.parameter,
+        )
 
     def place(self) -> Hashable:
         """`same_place` of the live array."""

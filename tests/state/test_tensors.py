@@ -26,16 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about
 
 def entry_of(array: Array) -> TensorEntry:
     leaf = TensorLeaf(array)
-    return TensorEntry(
-        library=leaf.library,
-        dtype=leaf.dtype,
-        itemsize=leaf.itemsize,
-        shape=leaf.shape,
-        chunk_shape=tuple(max(extent, 1) for extent in leaf.shape),
-        order=leaf.order,
-        requires_grad=leaf.requires_grad,
-        parameter=leaf.parameter,
-    )
+    return leaf.entry(tuple(max(extent, 1) for extent in leaf.shape))
 
 
 def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -82,16 +82,7 @@ class Values:
         shape = leaf.shape
         shard = Shard(name, leaf.itemsize, shape, (0,) * len(shape), shape)
         self.parts.append(Part(shard, leaf.tensor.dtype, partial(_brought, leaf.tensor)))
-        return TensorEntry(
-            library=leaf.library,
-            dtype=leaf.dtype,
-            itemsize=leaf.itemsize,
-            shape=shape,
-            chunk_shape=(),
-            order=leaf.order,
-            requires_grad=leaf.requires_grad,
-            parameter=leaf.parameter,
-        )
+        return leaf.entry(chunk_shape=())
 
 
 def _inner(name: str, path: str) -> str:

@@ -140,22 +140,12 @@ class RankState:
             return Leaf(None, len(content), self._digest(path, lambda: content))
         whole = self._flat.sharded.get(path)
         shape = leaf.shape if whole is None else tuple(whole.shape)
-        form = TensorEntry(
-            library=leaf.library,
-            dtype=leaf.dtype,
-            itemsize=leaf.itemsize,
-            shape=shape,
-            chunk_shape=default_chunk_shape(shape, leaf.itemsize, self._chunks.config.division),
-            order=leaf.order,
-            requires_grad=leaf.requires_grad,
-            parameter=leaf.parameter,
-        )
+        form = leaf.entry(default_chunk_shape(shape, leaf.itemsize, self._chunks.config.division))
         if whole is None:
             return Leaf(form, leaf.nbytes, self._digest(path, lambda: self._content(leaf, form)))
-        tracked = replace(
-            form, order=None, requires_grad=whole.requires_grad, parameter=isinstance(whole, torch.nn.Parameter)
-        )
-        return Leaf(tracked, leaf.nbytes, Undigested.SHARDED, members(whole))
+        parameter = isinstance(whole, torch.nn.Parameter)
+        form = replace(form, shape=shape, order=None, requires_grad=whole.requires_grad, parameter=parameter)
+        return Leaf(form, leaf.nbytes, Undigested.SHARDED, members(whole))
 
     def _digest(self, path: str, content: Callable[[], Buffer]) -> bytes | Undigested:
         if path in self._flat.replicated:
