@@ -12,7 +12,7 @@ from ckptstore.operations.paths import as_globs, chosen, require_matches
 from ckptstore.operations.view import ManifestView
 from ckptstore.progress import ProgressCallback
 from ckptstore.state.paths import segment
-from ckptstore.state.tree import narrow, unflatten
+from ckptstore.state.unflatten import narrow, unflatten
 from ckptstore.store import Store
 
 

@@ -14,7 +14,7 @@ from ckptstore.format.manifest import Entry
 from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.paths import chosen, require_matches
 from ckptstore.operations.view import ManifestView
-from ckptstore.state.tree import narrow, unflatten
+from ckptstore.state.unflatten import narrow, unflatten
 
 
 @uncompiled

@@ -21,7 +21,7 @@ from ckptstore.state.composites import is_dense
 from ckptstore.state.new_arrays import allocate, finish
 from ckptstore.state.shards import is_sharded, part_of, regions_of
 from ckptstore.state.tensors import check_fits
-from ckptstore.state.tree import unflatten
+from ckptstore.state.unflatten import unflatten
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

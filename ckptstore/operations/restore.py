@@ -33,7 +33,8 @@ from ckptstore.state.paths import is_within, join, segment
 from ckptstore.state.shards import is_sharded, part_of, regions_of
 from ckptstore.state.stateful import RNGState, StateDict, is_exact
 from ckptstore.state.steps import stepping
-from ckptstore.state.tree import flatten_target, is_stateful, unflatten
+from ckptstore.state.tree import flatten_target, is_stateful
+from ckptstore.state.unflatten import unflatten
 from ckptstore.state.values import decode
 
 

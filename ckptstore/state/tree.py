@@ -1,37 +1,32 @@
-"""An app state as logical paths and leaves, and back."""
+"""An app state as logical paths and leaves; `unflatten` is the way back."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from ckptstore.errors import (
-    CkptStoreError,
-    CorruptData,
     InvalidArgument,
-    PathNotFound,
     StateError,
     UnsupportedLeaf,
-    nearest,
 )
 from ckptstore.format.manifest import Container, Value
 from ckptstore.state import composites
 from ckptstore.state.addresses import identity, is_backed, pointer
-from ckptstore.state.containers import build_container, open_container
+from ckptstore.state.containers import open_container
 from ckptstore.state.dtypes import dtype_name
 from ckptstore.state.paths import segment, selector
 from ckptstore.state.pieces import PiecedLeaf, PiecedTensor
 from ckptstore.state.shards import is_sharded, part_of
 from ckptstore.state.tensors import TensorLeaf, require_storable
-from ckptstore.state.values import decode, encode, is_plain, type_name
+from ckptstore.state.values import encode, is_plain, type_name
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -114,34 +109,6 @@ def flatten_at(path: str, value: object, *, allow_pickle: bool = False) -> Flat:
     walk = _Walk(allow_pickle)
     walk.visit(value, path)
     return walk.flat(frozenset())
-
-
-def unflatten(
-    containers: Mapping[str, Container],
-    leaves: Mapping[str, object],
-    *,
-    root: str = "",
-    allow_pickle: bool = False,
-) -> Any:
-    """The state beneath `root`, of leaves that are decoded already.
-
-    Leaves may be absent: mappings then lack their keys, sequences, records and composite tensors become dicts of what
-    is there, and containers of which nothing is there vanish, except those that were empty.
-
-    Raises:
-        PathNotFound: nothing is at `root`.
-        UnknownType: a dataclass or namedtuple that this process has not imported.
-    """
-    found = _Build(containers, leaves, allow_pickle).at(root)
-    if found is _ABSENT:
-        raise PathNotFound(f"nothing is at {root!r}; {nearest(root, leaves)}")
-    return found
-
-
-def narrow(containers: Mapping[str, Container], globs: Iterable[str]) -> dict[str, Container]:
-    """The containers without the empty ones that no glob selects."""
-    selects = selector(globs)
-    return {path: container for path, container in containers.items() if container.keys or selects(path)}
 
 
 def is_stateful(value: object) -> bool:
@@ -280,51 +247,3 @@ def _refuse_array(value: object, path: str) -> None:
         raise UnsupportedLeaf(path, what, advice)
     if isinstance(value, np.ndarray):
         raise UnsupportedLeaf(path, type_name(value), "a numpy subclass: store what view(np.ndarray) gives")
-
-
-_ABSENT = object()
-
-
-@dataclass(frozen=True, slots=True)
-class _Build:
-    containers: Mapping[str, Container]
-    leaves: Mapping[str, object]
-    allow_pickle: bool
-    composites: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
-    """By what they are, and the ids of their parts: what shares all of that was tied."""
-
-    def at(self, path: str) -> Any:
-        if path in self.leaves:
-            return self.leaves[path]
-        container = self.containers.get(path)
-        if container is None:
-            return _ABSENT
-        try:
-            children = dict(self._children(container, path))
-            if container.keys and not children:
-                return _ABSENT
-            return self._built(container, children, path)
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as error:
-            if isinstance(error, CkptStoreError):
-                raise
-            raise CorruptData(f"{path!r}: its {container.kind} is damaged: {error}") from error
-
-    def _built(self, container: Container, children: dict[Any, Any], path: str) -> Any:
-        if container.kind not in composites.KINDS:
-            return build_container(container, children, path, allow_pickle=self.allow_pickle)
-        if len(children) < len(container.keys):
-            return children
-        what = container.kind, msgspec.msgpack.encode(container.attributes), *map(id, children.values())
-        if what not in self.composites:
-            self.composites[what] = composites.build_composite(path, container, children)
-        return self.composites[what]
-
-    def _children(self, container: Container, path: str) -> Iterator[tuple[Any, Any]]:
-        prefix = f"{path}/" if path else ""
-        segments = [segment(key) for key in container.keys]
-        if len(set(segments)) < len(segments):
-            raise CorruptData(f"{path!r} has the same key twice: run verify")
-        for key, name in zip(container.keys, segments, strict=True):
-            child = self.at(prefix + name)
-            if child is not _ABSENT:
-                yield key if type(key) is str else decode(key, path, allow_pickle=self.allow_pickle), child

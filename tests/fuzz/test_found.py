@@ -23,7 +23,7 @@ from ckptstore.format.digests import digest_named
 from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry, ValueEntry, check_consistent
 from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.state.new_arrays import allocate
-from ckptstore.state.tree import unflatten
+from ckptstore.state.unflatten import unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.hostile import memory_store, seal_document, seal_pack
 

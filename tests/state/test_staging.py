@@ -20,7 +20,8 @@ from ckptstore.state.kept import KeptBuffers
 from ckptstore.state.live import live_leaf
 from ckptstore.state.staging import Stager
 from ckptstore.state.tensors import TensorLeaf
-from ckptstore.state.tree import flatten, unflatten
+from ckptstore.state.tree import flatten
+from ckptstore.state.unflatten import unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import dense_tensors, numpy_arrays

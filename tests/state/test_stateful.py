@@ -7,7 +7,8 @@ import torch
 
 from ckptstore.state.stateful import RNGState, StateDict
 from ckptstore.state.tensors import TensorLeaf
-from ckptstore.state.tree import flatten, is_stateful, unflatten
+from ckptstore.state.tree import flatten, is_stateful
+from ckptstore.state.unflatten import unflatten
 from ckptstore.state.values import decode
 
 

@@ -18,7 +18,8 @@ from ckptstore.format.manifest import Container, TensorEntry
 from ckptstore.state.arrays import chunk_bytes, write_box
 from ckptstore.state.new_arrays import allocate, finish
 from ckptstore.state.tensors import TensorLeaf
-from ckptstore.state.tree import Flat, flatten, narrow, unflatten
+from ckptstore.state.tree import Flat, flatten
+from ckptstore.state.unflatten import narrow, unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import STATES, Frozen, Pair, Point, Record, record
