@@ -27,9 +27,10 @@ from ckptstore.operations.publish import make_commit, new_commit, taken_step
 from ckptstore.state.adam import find_recipes
 from ckptstore.state.arrays import plain_bytes
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
-from ckptstore.state.live import LiveLeaf, Loan, Watched, live_leaves
+from ckptstore.state.lending import LiveLeaf, Loan, live_leaves
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
+from ckptstore.state.watched import Watched
 
 
 def commit(chunks: ChunkStore, flat: Flat, draft: Draft, advance: Advance) -> CommitRecord:

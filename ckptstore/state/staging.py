@@ -22,9 +22,10 @@ from ckptstore.state.clones import clone
 from ckptstore.state.device_leaf import DeviceLeaf
 from ckptstore.state.device_staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
-from ckptstore.state.live import JustInTime, Lender, LiveLeaf, live_leaf
+from ckptstore.state.lending import Lender, LiveLeaf, live_leaf
 from ckptstore.state.optimizers import Owned, changed_by_calls
 from ckptstore.state.pieces import PiecedLeaf
+from ckptstore.state.settling import JustInTime
 from ckptstore.state.shards import form_of
 from ckptstore.state.steps import Hooks, is_within_one, stepping
 from ckptstore.state.tensors import TensorLeaf

@@ -26,7 +26,7 @@ from ckptstore import CommitInFlight, StateError, StorageFull, errands
 from ckptstore.operations import preloading, view
 from ckptstore.operations.background import Background
 from ckptstore.state.kept import KeptBuffers
-from ckptstore.state.live import Lender
+from ckptstore.state.lending import Lender
 from ckptstore.testing.equality import assert_same
 from tests.face.test_just_in_time import slowed_store
 
@@ -553,7 +553,7 @@ print(store.steps(), saved, store.read("handler@1", "x").sum().item())
 
 @pytest.mark.parametrize(
     ("call", "module"),
-    [("commit", name) for name in ("operations.commit", "state.live", "operations.ranks.together", "state.staging")]
+    [("commit", name) for name in ("operations.commit", "state.lending", "operations.ranks.together", "state.staging")]
     + [("commit_async", name) for name in ("operations.ranks.wishes", "state.staging", "operations.commit")],
 )
 def test_a_handler_may_save_while_the_first_commit_imports_what_it_needs(tmp_path, call, module):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import StateError
 from ckptstore.format.digests import digest_named
-from ckptstore.state import live
+from ckptstore.state import settling
 from ckptstore.state.addresses import pointer
 from ckptstore.state.kept import KeptBuffers
-from ckptstore.state.live import live_leaf
+from ckptstore.state.lending import live_leaf
 from ckptstore.state.staging import Stager
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import flatten
@@ -177,7 +177,7 @@ def test_each_optimizer_waits_once_for_what_it_owns(stager, monkeypatch):
         errands.append(work)
         uninterrupted(work)
 
-    monkeypatch.setattr(live, "uninterrupted", counted)
+    monkeypatch.setattr(settling, "uninterrupted", counted)
     lenders = [leaf.lender for path, leaf in staged.flat.leaves.items() if path.startswith("w/")]
     _, loan = lenders[1].borrow(0, 100)
     others = [optimizers[0], *optimizers[2:4]]

@@ -24,12 +24,12 @@ from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.state.data_parallel import broadcast_buffers
 from ckptstore.state.device_leaf import DeviceLeaf, bring_all
-from ckptstore.state.live import Watched
 from ckptstore.state.paths import is_within, join
 from ckptstore.state.shards import Region, is_keeper, members, regions_of
 from ckptstore.state.stateful import is_exact
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
+from ckptstore.state.watched import Watched
 
 T = TypeVar("T")
 

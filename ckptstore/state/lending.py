@@ -1,29 +1,23 @@
 """Leaves that are read where training keeps them, and copied only when an optimizer is about to change them.
 
-A pipeline borrows a leaf's memory piece by piece, front to back, and ends each loan soon. Before an optimizer steps,
-its leaves are settled: what was not borrowed yet is copied, loans are waited for, and what is on loan unread
-is copied too.
+A pipeline borrows a leaf's memory piece by piece, front to back, and ends each loan soon. To settle a leaf is to copy
+what was not borrowed yet, and to wait for loans; what is on loan unread is copied too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import chain
-from threading import Condition, get_ident
+from threading import Condition
 
 import numpy as np
 from torch import Tensor
-from torch.optim import Optimizer
 
-from ckptstore.errands import uninterrupted
 from ckptstore.errors import StateError
 from ckptstore.locks import Lock
 from ckptstore.state.arrays import as_tracked, plain_bytes
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
-from ckptstore.state.optimizers import marks
-from ckptstore.state.steps import unwatch, watch
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
@@ -211,99 +205,3 @@ def live_leaf(path: str, leaf: TensorLeaf, shown: Sequence[Tensor], buffers: Kep
 def live_leaves(flat: Flat) -> list[LiveLeaf]:
     """Those of a state."""
     return [leaf for leaf in flat.leaves.values() if isinstance(leaf, LiveLeaf)]
-
-
-class Watched:
-    """The tensors of the host that a commit reads where they are; torch counts how often each was changed."""
-
-    def __init__(self, flat: Flat) -> None:
-        arrays = ((path, leaf.tensor) for path, leaf in flat.leaves.items() if type(leaf) is TensorLeaf)
-        tensors = ((path, array) for path, array in arrays if isinstance(array, Tensor) and not array.is_inference())
-        self._seen = [(path, tensor, tensor._version) for path, tensor in tensors]  # noqa: SLF001 - has no public name
-
-    def check(self) -> None:
-        """Raises StateError when one was changed meanwhile: what was read of it may be of no moment."""
-        for path, tensor, version in self._seen:
-            if tensor._version != version:  # noqa: SLF001 - has no public name
-                raise StateError(f"{path!r} was changed while it was committed: change it when commit() has returned")
-
-
-class JustInTime:
-    """Settles the live leaves of one commit before the optimizers that own them step, or others that share them.
-
-    Another thread does so, and whoever steps waits for it: when a signal's handler, which interrupts the main thread,
-    raises or saves meanwhile, nothing stays half settled, and nothing waits for what cannot go on.
-    """
-
-    def __init__(self, owners: Mapping[Optimizer, Sequence[Lender]], buffers: KeptBuffers) -> None:
-        self._buffers = buffers
-        self._lenders = {id(optimizer): list(lenders) for optimizer, lenders in owners.items()}
-        self._all = list(dict.fromkeys(chain.from_iterable(self._lenders.values())))
-        self._by_mark: dict[int, list[Lender]] = {}
-        for lender in self._all:
-            for mark in lender.marks:
-                self._by_mark.setdefault(mark, []).append(lender)
-        self._first_open = 0
-        self._settling = Lock()
-        self._settled_by: int | None = None
-        watch(self)
-
-    def prepare(self) -> None:
-        """Fault in the memory that copies may need: that of the last leaves first, which are mostly read last."""
-        for lender in reversed(self._all):
-            lender.prepare()
-
-    def settle_all(self) -> None:
-        """Return once anybody may change the tensors."""
-        self._settled(self._all)
-
-    def close(self) -> None:
-        """The commit is over; to be called by its thread."""
-        for lender in self._all:
-            lender.abandon()
-        self.forget()
-        unwatch(self)
-
-    def forget(self) -> None:
-        """There is no commit any more that could read anything."""
-        self._lenders, self._all, self._by_mark = {}, [], {}
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Return once this optimizer may change what it owns, also what it was given or made over since."""
-        self._settled(self._lenders.get(id(optimizer), ()))
-        if self._any_open():
-            by_mark = self._by_mark
-            self._settled([lender for mark in marks(optimizer) for lender in by_mark.get(mark, ())])
-
-    def _any_open(self) -> bool:
-        """Whether any may not change yet. Looks once at each of those that may, which they do for good.
-
-        Several threads may look at once: whichever writes last, all before `_first_open` may change.
-        """
-        lenders, at = self._all, self._first_open
-        while at < len(lenders) and lenders[at].may_change():
-            at += 1
-        self._first_open = at
-        return at < len(lenders)
-
-    def _settled(self, lenders: Iterable[Lender]) -> None:
-        waited_for = [lender for lender in lenders if not lender.may_change()]
-        if waited_for:
-            uninterrupted(lambda: self._settle(waited_for))
-
-    def _settle(self, lenders: Sequence[Lender]) -> None:
-        this = get_ident()
-        if self._settled_by == this:
-            told = "a signal's handler interrupted the copying of what a commit still reads"
-            raise StateError(f"{told}: change it when the handler has returned")
-        with self._settling:
-            self._settled_by, well = this, False
-            try:
-                self._buffers.copy([pair for lender in lenders for pair in lender.claim()])
-                well = True
-            finally:
-                for lender in lenders:
-                    lender.settle(well=well)
-                self._settled_by = None
-            for lender in lenders:  # not before all are settled: who has a loan of one may wait to borrow the next
-                lender.wait()
