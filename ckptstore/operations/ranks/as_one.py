@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from ckptstore.format.manifest import MAPPINGS, Container
-from ckptstore.operations.ranks.merging import joined
+from ckptstore.operations.ranks.uniting import joined
 from ckptstore.state.paths import join
 from ckptstore.state.tree import Flat
 

@@ -1,4 +1,7 @@
-"""What ranks tell of one mapping beside its keys: `_metadata` of a `state_dict()` names the modules that a rank has."""
+"""One mapping of what several ranks have at one path: the keys of all, and what ranks tell beside these.
+
+So `_metadata` of a `state_dict()` names the modules that a rank has.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,25 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from ckptstore.format.manifest import Value
+from ckptstore.format.manifest import MAPPINGS, Container, Value
+from ckptstore.state.paths import segment
 
 Key = TypeVar("Key")
 
 _MAPPINGS = frozenset({"dict", "OrderedDict"})
 
 
-def united(known: Mapping[Key, Value], other: Mapping[Key, Value]) -> dict[Key, Value]:
+def joined(known: Container, other: Container) -> Container:
+    """What two ranks have at one path, with the keys of both. Raises ValueError where they contradict each other."""
+    if known.kind not in MAPPINGS:
+        return known
+    keys = {segment(key): key for key in (*known.keys, *other.keys)}
+    return replace(known, keys=tuple(keys.values()), attributes=_united(known.attributes, other.attributes))
+
+
+def _united(known: Mapping[Key, Value], other: Mapping[Key, Value]) -> dict[Key, Value]:
     """Both together, also in encoded mappings within. Raises ValueError where they contradict each other."""
     return {**known, **{key: _both(known[key], value) if key in known else value for key, value in other.items()}}
 
@@ -25,7 +38,7 @@ def _both(known: Value, other: Value) -> Value:
     kind = _mapping_kind(known)
     if kind is None or kind != _mapping_kind(other):
         raise ValueError("they contradict each other")
-    values = united(_by_key(known[kind]), _by_key(other[kind]))
+    values = _united(_by_key(known[kind]), _by_key(other[kind]))
     return {kind: [part for key, value in values.items() for part in (msgspec.msgpack.decode(key), value)]}
 
 
