@@ -29,7 +29,7 @@ from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:
     from ckptstore.operations.handles import CommitHandle
-    from ckptstore.operations.ranks.ranks import Group
+    from ckptstore.operations.ranks.groups import Group
     from ckptstore.operations.ranks.wishes import Wish
 
 DEFAULT_RUN = "main"
@@ -307,7 +307,7 @@ class Store(Keeping):
                 partly loaded then.
         """
         from ckptstore.operations.checkout import checkout
-        from ckptstore.operations.ranks.ranks import seat
+        from ckptstore.operations.ranks.groups import seat
         from ckptstore.operations.restore import restore
 
         view = self._views.of(self._find(step))

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from ckptstore.errors import InvalidArgument, RankFailed
-from ckptstore.operations.ranks.ranks import beside, hearing
+from ckptstore.operations.ranks.gloo import gloo_beside
+from ckptstore.operations.ranks.groups import rank_failures
 
 _FAILED, _NONE = -2, -1
 
@@ -38,7 +39,7 @@ class Agreement:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
-            self._group = beside(group)
+            self._group = gloo_beside(group)
 
     @property
     def leads(self) -> bool:
@@ -89,7 +90,7 @@ class Agreement:
         distance = 1
         while distance < size:
             theirs = torch.empty_like(highest)
-            with hearing():
+            with rank_failures():
                 sending = dist.isend(highest, group=self._group, group_dst=(rank + distance) % size)
                 dist.recv(theirs, group=self._group, group_src=(rank - distance) % size)
                 assert sending is not None

@@ -24,7 +24,7 @@ from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:  # they import torch, for which nobody waits who only closes a store
     from ckptstore.operations.history import Draft
-    from ckptstore.operations.ranks.ranks import Group
+    from ckptstore.operations.ranks.groups import Group
     from ckptstore.operations.ranks.wishes import Wish
     from ckptstore.state.staging import Staged, Stager
     from ckptstore.state.tree import Flat
@@ -74,7 +74,8 @@ class Background:
     ) -> CommitRecord:
         """Commit a state at once, after the one in flight, together with all ranks of the group, or `alone`."""
         from ckptstore.operations.commit import commit
-        from ckptstore.operations.ranks.ranks import Ranks, seat
+        from ckptstore.operations.ranks.groups import seat
+        from ckptstore.operations.ranks.ranks import Ranks
         from ckptstore.operations.ranks.together import commit_together
 
         def landed() -> Flat:
@@ -103,11 +104,12 @@ class Background:
         Raises CommitInFlight when that was asked for and any rank has one, what kept this rank from it, also the error
         of its last commit, or RankFailed for what kept another one.
         """
-        from ckptstore.operations.ranks.ranks import Ranks, given, seat
+        from ckptstore.operations.ranks.groups import group_or_default, seat
+        from ckptstore.operations.ranks.ranks import Ranks
 
         refuse_at_exit()
         ranks = Ranks(*seat(group), group)
-        key = given(group) if ranks.count > 1 else None
+        key = group_or_default(group) if ranks.count > 1 else None
         ready: list[tuple[Staged, Wish]] = []
 
         def launch(*, alone: bool) -> CommitHandle:

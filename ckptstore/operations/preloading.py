@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from threading import Thread
 
-_STAGING = "operations.ranks.wishes", "operations.ranks.ranks", "state.staging"
+_STAGING = "operations.ranks.wishes", "operations.ranks.gloo", "state.staging"
 _COMMITTING = *_STAGING, "operations.commit", "operations.ranks.together", "operations.ranks.as_one"
 _MOST_SECONDS = 10
 """How long a fork waits for imports, which may themselves wait for the thread that forks."""

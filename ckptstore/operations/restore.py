@@ -21,8 +21,8 @@ from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.optimizer_states import parameter_names
 from ckptstore.operations.ownership import Ownership, loaded_whole
 from ckptstore.operations.paths import chosen, require_matches
+from ckptstore.operations.ranks.groups import Seat
 from ckptstore.operations.ranks.rank_view import all_paths, own_paths, seen_from
-from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.addresses import identity
 from ckptstore.state.arrays import Array, as_tracked

@@ -36,7 +36,7 @@ from ckptstore.format.manifest import (
 from ckptstore.operations.checkout import checkout
 from ckptstore.operations.diff import compare_commits
 from ckptstore.operations.load import load_arrays
-from ckptstore.operations.ranks.ranks import Seat
+from ckptstore.operations.ranks.groups import Seat
 from ckptstore.operations.restore import restore
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.arrays import chunk_bytes

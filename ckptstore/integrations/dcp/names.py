@@ -11,8 +11,8 @@ from typing import Any
 
 from ckptstore.errors import StateError
 from ckptstore.format.manifest import MAPPINGS, Container, Manifest, TensorEntry
+from ckptstore.operations.ranks.groups import Seat
 from ckptstore.operations.ranks.rank_view import seen_from
-from ckptstore.operations.ranks.ranks import Seat
 from ckptstore.state.composites import KINDS as COMPOSITES
 from ckptstore.state.paths import join, parse, segment, split
 from ckptstore.state.tensors import TensorLeaf

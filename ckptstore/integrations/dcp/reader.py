@@ -23,7 +23,7 @@ from ckptstore.integrations.dcp.place import Place
 from ckptstore.integrations.dcp.values import given_back
 from ckptstore.operations.address import Ref, check_name, resolve
 from ckptstore.operations.boxes import Box, fill_boxes
-from ckptstore.operations.ranks.ranks import seat
+from ckptstore.operations.ranks.groups import seat
 from ckptstore.operations.read import read
 from ckptstore.operations.view import ManifestView, view_of
 from ckptstore.store import Store

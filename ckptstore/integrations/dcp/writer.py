@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -26,18 +26,11 @@ from ckptstore.integrations.dcp.sources import Sources
 from ckptstore.operations import history
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.ranks.gathering import Gathering
+from ckptstore.operations.ranks.groups import Seat
 from ckptstore.operations.ranks.ranks import Ranks, packed, unpacked
 from ckptstore.operations.ranks.reports import Report
 from ckptstore.operations.ranks.writing import Held, write_share
 from ckptstore.store import Store
-
-
-@dataclass(frozen=True)
-class _Seat:
-    """Which of how many ranks a plan is for."""
-
-    rank: int
-    count: int
 
 
 class StoreWriter(StorageWriter):
@@ -130,7 +123,7 @@ class StoreWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """See `StorageWriter`. Raises StateError for names that stand for different keys on different ranks."""
         merged_keys([plan.planner_data for plan in plans])
-        return [replace(plan, storage_data=_Seat(rank, len(plans))) for rank, plan in enumerate(plans)]
+        return [replace(plan, storage_data=Seat(rank, len(plans))) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """See `StorageWriter`."""
@@ -165,11 +158,11 @@ class StoreWriter(StorageWriter):
         step: int = getattr(self._save, "step", self._step)
         return step
 
-    def _ranks(self, seat: _Seat) -> Ranks:
-        if seat.count > 1 and dist.get_world_size(self._group) != seat.count:
-            told = f"{seat.count} ranks save, but the process group has {dist.get_world_size(self._group)}"
+    def _ranks(self, seat: Seat) -> Ranks:
+        if seat.of > 1 and dist.get_world_size(self._group) != seat.of:
+            told = f"{seat.of} ranks save, but the process group has {dist.get_world_size(self._group)}"
             raise InvalidArgument(f"{told}: give process_group= to StoreWriter too, as it was given to dcp.save")
-        return Ranks(seat.rank, seat.count, self._group)
+        return Ranks(seat.rank, seat.of, self._group)
 
     def _draft(self) -> history.Draft:
         return history.draft(self._place.run, self._step_now, None, self._metadata)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ckptstore.operations.handles import forget_locals
 
 if TYPE_CHECKING:  # see `background`
-    from ckptstore.operations.ranks.ranks import Group, Ranks
+    from ckptstore.operations.ranks.groups import Group
+    from ckptstore.operations.ranks.ranks import Ranks
 
 
 class Channels:
@@ -22,10 +23,12 @@ class Channels:
 
     def make(self, group: Group | None) -> None:
         """Make another one; called by all ranks."""
-        from ckptstore.operations.ranks.ranks import Ranks, beside, given, seat
+        from ckptstore.operations.ranks.gloo import gloo_beside
+        from ckptstore.operations.ranks.groups import group_or_default, seat
+        from ckptstore.operations.ranks.ranks import Ranks
 
-        self.leave(given(group))
-        self._made[given(group)] = Ranks(*seat(group), beside(group))
+        self.leave(group_or_default(group))
+        self._made[group_or_default(group)] = Ranks(*seat(group), gloo_beside(group))
 
     def ranks(self, group: Group | None) -> Ranks:
         """Those that talk over it, or this process alone."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from ckptstore.errors import StateMismatch
 from ckptstore.format.manifest import Container, Manifest
 from ckptstore.operations.paths import chosen
-from ckptstore.operations.ranks.ranks import Seat
+from ckptstore.operations.ranks.groups import Seat
 from ckptstore.state.paths import is_within, root_of, split
 
 T = TypeVar("T")

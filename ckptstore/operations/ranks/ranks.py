@@ -11,13 +11,10 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-from uuid import uuid4
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore
 
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import (
@@ -30,11 +27,7 @@ from ckptstore.errors import (
     StepExists,
 )
 from ckptstore.format import frames
-
-if TYPE_CHECKING:  # torch 2.9 has only strings
-    from torch.distributed.distributed_c10d import GroupName
-
-Group = dist.ProcessGroup
+from ckptstore.operations.ranks.groups import device_of, rank_failures
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -59,69 +52,6 @@ class _Failure(NamedTuple):
     passing: bool
 
 
-class Seat(NamedTuple):
-    """A rank of so many."""
-
-    rank: int
-    of: int
-
-
-def seat(group: dist.ProcessGroup | None) -> Seat:
-    """Which of how many ranks this process is.
-
-    Raises InvalidArgument when it is none of the group, there is no such group any more, or what is given is none.
-    """
-    if not dist.is_available() or (group is None and not dist.is_initialized()):
-        return Seat(0, 1)
-    _check_group(group)
-    try:
-        rank = dist.get_rank(group)
-    except ValueError:
-        raise InvalidArgument("the process group was destroyed: give one that exists, or none") from None
-    if rank < 0:
-        raise InvalidArgument("this process is not in the process group: call this on its ranks only")
-    return Seat(rank, dist.get_world_size(group))
-
-
-def _check_group(group: object) -> None:
-    if group is None or isinstance(group, Group) or group is dist.GroupMember.NON_GROUP_MEMBER:
-        return
-    advice = "what torch.distributed.new_group makes, or none"
-    if type(group).__name__ == "DeviceMesh":
-        advice = "mesh.get_group(), with the name of a dim where it has several"
-    raise InvalidArgument(f"process_group is a {type(group).__name__}, no process group: give {advice}")
-
-
-def given(group: Group | None) -> Group:
-    """The group itself, or the default one, which must be there."""
-    found = group or dist.group.WORLD
-    assert found is not None
-    return found
-
-
-def beside(group: Group | None) -> Group:
-    """A gloo group of the same ranks that waits as long for one of them, made here by all.
-
-    Nothing waits for a device there, and the order among other collectives does not matter.
-    """
-    known, place = given(group), seat(group)
-    waits = known._get_backend(_device_of(group)).options._timeout  # noqa: SLF001 - has no public name
-    if not hasattr(distributed_c10d, "_register_pg_in_world"):  # torch 2.9, which torch_xla needs
-        return cast("Group", dist.new_group(dist.get_process_group_ranks(known), waits, "gloo"))
-    chosen = Ranks(*place, group).agree(lambda: None, lambda told: [f"ckptstore-{uuid4().hex}"] * len(told))
-    name = cast("GroupName", chosen)
-    store = PrefixStore(f"{name}/", known.get_group_store())
-    made = Group(store, *place)
-    made._set_group_name(name)  # noqa: SLF001
-    made._set_default_backend(Group.BackendType.GLOO)  # noqa: SLF001
-    gloo = dist.ProcessGroupGloo(store, *place, waits)
-    made._register_backend(torch.device("cpu"), Group.BackendType.GLOO, gloo)  # noqa: SLF001
-    # new_group() names by counting: ranks that are in unequally many groups would wait for each other for ever
-    places = {rank: number for number, rank in enumerate(dist.get_process_group_ranks(known))}
-    distributed_c10d._register_pg_in_world(made, "gloo", store, name, "cpu:gloo", places)  # noqa: SLF001
-    return made
-
-
 class Ranks:
     """This process among `count` ranks, of which the first one is the coordinator.
 
@@ -137,7 +67,7 @@ class Ranks:
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None = None) -> None:
         self.rank, self.count = rank, count
         self._group, self._left = group, False
-        self._device = _device_of(group) if count > 1 else torch.device("cpu")
+        self._device = device_of(group) if count > 1 else torch.device("cpu")
         self._failure: BaseException | None = None
         self.members = frozenset(dist.get_process_group_ranks(group)) if count > 1 else frozenset[int]()
 
@@ -193,7 +123,7 @@ class Ranks:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        with hearing(), self._telling_of_others():
+        with rank_failures(), self._telling_of_others():
             if self._left:  # what would otherwise be said to the default group
                 raise ValueError("this process has left the group")
             yield
@@ -256,16 +186,6 @@ class Ranks:
         return given[0]
 
 
-@contextmanager
-def hearing() -> Iterator[None]:
-    """Raises RankFailed when a rank is gone, silent for longer than the group waits, or the group is destroyed."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        told = "the process group or a rank of it is gone, or did not make this call, as all must"
-        raise RankFailed(f"{told}: start all again ({error})") from error
-
-
 def packed(told: Any) -> bytes:
     """What a rank sends to the coordinator: paths and shapes repeat themselves."""
     return frames.pack(pickle.dumps(told))
@@ -295,11 +215,3 @@ def _failure(error: BaseException) -> _Failure:
 def _told(failures: Mapping[int, _Failure]) -> str:
     told = "; ".join(f"rank {rank} failed: {failure.told}" for rank, failure in failures.items())
     return f"{told}; the same may be committed again" if all(each.passing for each in failures.values()) else told
-
-
-def _device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Where a group moves bytes: the host, unless it only knows an accelerator."""
-    backend = str(dist.get_backend_config(group))
-    if "cpu" in backend or "gloo" in backend:
-        return torch.device("cpu")
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
