@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptstore.catalog.migrate import upgrade
 from ckptstore.errors import CatalogError
-from ckptstore.format import version
+from ckptstore.format import document, version
 from ckptstore.opening.catalogs import CATALOG_FILE, catalog_url, check_catalog_present, has_another
 from ckptstore.opening.documents import fill
 from ckptstore.opening.settings import existing_config
@@ -64,7 +64,7 @@ def rebuild_catalog(
     storage = open_storage(url, storage_options=storage_options)
     config = existing_config(storage)
     version.check_features(config.requires_read, "read", storage.url)
-    total = sum(info.size for info in storage.list("manifests/"))
+    total = sum(info.size for info in storage.list(document.PREFIX))
     sealer = unlock(storage, config, key_file)
     address = catalog_url(storage, catalog)
     if has_another(address, storage):  # two catalogs that both write would not know of each other's commits

@@ -55,6 +55,7 @@ from collections.abc import Iterable, Sequence
 
 _WRAPPER = re.compile(r"(?<![^./])(_orig_mod|module)\.")
 """What `torch.compile` and DDP put before the names of what they wrap."""
+_MOST_LISTED = 20
 _OPTIMIZER_STATE = re.compile(r"(^|/)state/[^/]+/[^/]+$")
 
 
@@ -255,6 +256,12 @@ class TooManyConnections(CatalogUnavailable):
     """The database's server, or a pooler before it, has no connection left for this process; nothing was changed."""
 
 
+def require(holds: object, message: str) -> None:
+    """Raises InvalidArgument with this message unless it holds."""
+    if not holds:
+        raise InvalidArgument(message)
+
+
 def holds_another(run: str, step: int) -> StepExists:
     """For a commit of another state to a step."""
     back = "to go back and train on, delete this step and those behind it, or fork the run"
@@ -271,12 +278,12 @@ def nearest(name: object, known: Iterable[object]) -> str:
     return "nearest: " + ", ".join(close)
 
 
-def listing(title: str, paths: Sequence[str], most: int = 20) -> str:
+def listing(title: str, paths: Sequence[str]) -> str:
     """A title and below it the first paths; nothing at all for none."""
     if not paths:
         return ""
-    more = f"\n    … and {len(paths) - most} more" if len(paths) > most else ""
-    return f"  {title}:\n" + "\n".join(f"    {path}" for path in paths[:most]) + more
+    more = f"\n    … and {len(paths) - _MOST_LISTED} more" if len(paths) > _MOST_LISTED else ""
+    return f"  {title}:\n" + "\n".join(f"    {path}" for path in paths[:_MOST_LISTED]) + more
 
 
 def _otherwise(different: Sequence[str]) -> str:

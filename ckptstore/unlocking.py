@@ -55,7 +55,7 @@ def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, 
         raise InvalidArgument(
             f"{storage.url} is not encrypted, so that it has no key to change: push it to one that is"
         )
-    old = _wrapped(storage)
+    old = wrapped_keys(storage)
     data_key, _ = _data_key(storage, config, _passphrase_of(storage, key_file))
     _put(storage, config.id, data_key, _read(new_key_file))
     for key in old:
@@ -100,7 +100,7 @@ def _checked(text: bytes, place: str) -> bytes:
 
 
 def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> tuple[bytes, WrappedKey]:
-    damaged, places = list[str](), _wrapped(storage)
+    damaged, places = list[str](), wrapped_keys(storage)
     for place in places:
         try:
             data = storage.get(place)
@@ -118,7 +118,7 @@ def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> tuple
     raise WrongKey(f"{told}; if it is that one, {keys.PREFIX} is damaged: bring it back from a copy")
 
 
-def _wrapped(storage: Storage) -> list[str]:
+def wrapped_keys(storage: Storage) -> list[str]:
     """Where the data key lies, as each passphrase wraps it."""
     return [info.key for info in storage.list(keys.PREFIX) if keys.is_key_key(info.key)]
 

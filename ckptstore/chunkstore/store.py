@@ -31,6 +31,8 @@ from ckptstore.format.version import DELTAS, SECTORS, StoreConfig
 from ckptstore.storage.base import Closing, Storage
 from ckptstore.storage.wrappers import ReadOnly
 
+_LABEL = "what other chunks rest on"
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkStore:
@@ -100,13 +102,11 @@ class ChunkStore:
         """Fulfil every wish; see `reader.fetch`. Who fetches again and again keeps a `scratch` for that."""
         fetch(self.storage, self.catalog, self.payloads, wishes, budget, beside, advance, scratch or Scratch())
 
-    def raw(
-        self, digests: Sequence[bytes], label: str = "what other chunks rest on", scratch: Scratch | None = None
-    ) -> list[memoryview]:
+    def raw(self, digests: Sequence[bytes], scratch: Scratch | None = None) -> list[memoryview]:
         """The raw bytes of chunks. Raises MissingData, CorruptData."""
         found = self.catalog.locate(digests)
         made = {digest: memoryview(bytearray(found[digest].raw_length if digest in found else 0)) for digest in digests}
-        self.fetch([Fetch(digest, len(raw), label, out=raw) for digest, raw in made.items()], scratch=scratch)
+        self.fetch([Fetch(digest, len(raw), _LABEL, out=raw) for digest, raw in made.items()], scratch=scratch)
         return [made[digest] for digest in digests]
 
     def encode_document(self, written: Document, key: str) -> bytes:

@@ -14,6 +14,7 @@ from ckptstore.format import envelope
 from ckptstore.format.digests import checksum
 from ckptstore.format.manifest import Manifest
 
+PREFIX = "manifests/"
 _MAGIC = b"ckptmanf"
 _MOST_FOLDER = 100
 _KEY = re.compile(r"manifests/[^/]+/\d{12,19}\.[0-9a-f]{32}\.manifest")
@@ -58,13 +59,13 @@ _DECODER = msgspec.msgpack.Decoder(Document)
 
 def document_key(run: str, step: int, commit: str) -> str:
     """Where a commit's document lies. The name holds the commit's id, so a step made anew never meets an old one."""
-    return f"manifests/{_folder(run)}/{step:012d}.{commit}.manifest"
+    return f"{PREFIX}{_folder(run)}/{step:012d}.{commit}.manifest"
 
 
 def is_key_of(key: str, run: str, step: int, commit: str) -> bool:
     """Whether it is `document_key`'s, or as that was when it left capitals as they are."""
     name = f"{step:012d}.{commit}.manifest"
-    return key in {f"manifests/{_folder(run, spared)}/{name}" for spared in ("", string.ascii_uppercase)}
+    return key in {f"{PREFIX}{_folder(run, spared)}/{name}" for spared in ("", string.ascii_uppercase)}
 
 
 def is_document_key(key: str) -> bool:

@@ -26,6 +26,7 @@ from ckptstore.errors import CorruptData
 from ckptstore.format.buffers import Buffer, address_of
 from ckptstore.format.digests import checksum
 
+PREFIX = "packs/"
 ALIGN = 64
 SECTOR = 512
 """What most disks want addresses, offsets and lengths to be multiples of."""
@@ -73,7 +74,7 @@ _FOOTER = msgspec.msgpack.Decoder(list[Frame])
 
 def pack_key(name: str) -> str:
     """Where a pack lies in storage."""
-    return f"packs/{name[:2]}/{name}.pack"
+    return f"{PREFIX}{name[:2]}/{name}.pack"
 
 
 class PackBuilder:

@@ -6,19 +6,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from ckptstore.errors import FormatError
 from ckptstore.format.grid import Index
-from ckptstore.integrations.dcp_metadata import SavedBytes
+from ckptstore.integrations.dcp_metadata import Count, SavedBytes
 from ckptstore.integrations.mapped import CheckpointFiles, MappedTensor
-from ckptstore.integrations.safetensors_files import SHARDING, torch_form
+from ckptstore.integrations.safetensors_files import MOST_HEADER, SHARDING, torch_form
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-
-_MOST_HEADER = 100_000_000
 _MOST_KEPT = 64
 
 
@@ -65,7 +61,7 @@ def _header(file: Path, start: int) -> tuple[dict[str, msgspec.Raw] | None, int]
     with file.open("rb") as opened:
         opened.seek(start)
         size, begun = int.from_bytes(opened.read(8), "little"), opened.read(1)
-        if begun != b"{" or not 1 <= size <= _MOST_HEADER:
+        if begun != b"{" or not 1 <= size <= MOST_HEADER:
             return None, start
         header = begun + opened.read(size - 1)
     try:

@@ -52,6 +52,9 @@ DTYPES = {
 PACKED = {"F4": 2}
 """Elements in one of torch's, where that has several."""
 
+MOST_HEADER = 100_000_000
+"""Bytes of a header, beyond which readers refuse a file."""
+
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 

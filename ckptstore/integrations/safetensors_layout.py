@@ -9,14 +9,12 @@ import msgspec
 
 from ckptstore.errors import StateError
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.integrations.safetensors_files import DTYPES, PACKED
+from ckptstore.integrations.safetensors_files import DTYPES, MOST_HEADER, PACKED
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(DTYPES.values())}
 _ALIGNMENT = 8
 _LENGTH_BYTES = 8
-_MOST_HEADER = 100_000_000
-"""Bytes, beyond which readers refuse a file."""
 
 
 def laid_out(entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
@@ -33,10 +31,10 @@ def laid_out(entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) ->
     told = {name: _told(entries[name], span) for name, span in spans.items()}
     header = msgspec.json.encode({"__metadata__": metadata} | told)
     header += b" " * (-len(header) % _ALIGNMENT)
-    if len(header) > _MOST_HEADER:
+    if len(header) > MOST_HEADER:
         raise StateError(
             f"names and forms of {len(entries):,} tensors take {len(header):,} bytes in a file of safetensors, which "
-            f"can hold {_MOST_HEADER:,} of them: select fewer with paths (--paths), or export to torch's format"
+            f"can hold {MOST_HEADER:,} of them: select fewer with paths (--paths), or export to torch's format"
         )
     start = _LENGTH_BYTES + len(header)
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header, {name: start + at for name, (at, _) in spans.items()}

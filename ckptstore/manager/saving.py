@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from numbers import Integral
 
-from ckptstore.errors import InvalidArgument
+from ckptstore.errors import require
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SaveEvery(SavePolicy):
     interval: int
 
     def __post_init__(self) -> None:
-        _require(_is_interval(self.interval), f"save interval {self.interval!r}: give 1 or more steps, or a SavePolicy")
+        require(_is_interval(self.interval), f"save interval {self.interval!r}: give 1 or more steps, or a SavePolicy")
 
     def due(self, moment: Moment) -> bool:
         """Whether it divides the step."""
@@ -69,7 +69,7 @@ class SaveAt(SavePolicy):
     steps: Container[int]
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.steps, Container), f"SaveAt({self.steps!r}): give a set, list or range of steps")
+        require(isinstance(self.steps, Container), f"SaveAt({self.steps!r}): give a set, list or range of steps")
 
     def due(self, moment: Moment) -> bool:
         """Whether the step is one of them."""
@@ -83,7 +83,7 @@ class SaveEverySeconds(SavePolicy):
     seconds: float
 
     def __post_init__(self) -> None:
-        _require(_is_span(self.seconds), f"SaveEverySeconds({self.seconds!r}): give 0 or more seconds")
+        require(_is_span(self.seconds), f"SaveEverySeconds({self.seconds!r}): give 0 or more seconds")
 
     def due(self, moment: Moment) -> bool:
         """Whether they have passed."""
@@ -97,7 +97,7 @@ class SaveIf(SavePolicy):
     choose: Callable[[Moment], bool]
 
     def __post_init__(self) -> None:
-        _require(callable(self.choose), f"SaveIf({self.choose!r}): give a function of a Moment")
+        require(callable(self.choose), f"SaveIf({self.choose!r}): give a function of a Moment")
 
     def due(self, moment: Moment) -> bool:
         """Whether it is."""
@@ -115,8 +115,3 @@ def _is_interval(value: object) -> bool:
 
 def _is_span(value: object) -> bool:
     return isinstance(value, int | float) and value >= 0
-
-
-def _require(holds: object, message: str) -> None:
-    if not holds:
-        raise InvalidArgument(message)

@@ -17,7 +17,7 @@ from ckptstore.errors import (
     StorageError,
     StorageUnavailable,
 )
-from ckptstore.format import version
+from ckptstore.format import document, version
 from ckptstore.format.codecs import Level
 from ckptstore.format.digests import digest_named
 from ckptstore.format.keys import PREFIX
@@ -132,4 +132,4 @@ def _others(storage: Storage) -> Iterator[str]:
 
 
 def has_commits(storage: Storage) -> bool:
-    return next(iter(storage.list("manifests/")), None) is not None
+    return next(iter(storage.list(document.PREFIX)), None) is not None

@@ -17,8 +17,10 @@ from ckptstore.catalog.places import Places
 from ckptstore.catalog.records import ChunkLocation, Objects
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CorruptData, GcRefused, ObjectNotFound
+from ckptstore.format.document import PREFIX as MANIFESTS
 from ckptstore.format.document import Document, is_document_key
 from ckptstore.format.envelope import is_sealed
+from ckptstore.format.packs import PREFIX as PACKS
 from ckptstore.operations.footers import pack_name, read_any_pack
 from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE, OLDER
@@ -83,11 +85,11 @@ def _unknown(chunks: ChunkStore, documents: Iterable[str]) -> Iterator[tuple[str
 
 
 def _documents(storage: Storage) -> Iterator[tuple[str, ObjectInfo]]:
-    return ((info.key, info) for info in storage.list("manifests/") if is_document_key(info.key))
+    return ((info.key, info) for info in storage.list(MANIFESTS) if is_document_key(info.key))
 
 
 def _packs(storage: Storage) -> Iterator[tuple[str, ObjectInfo]]:
-    for info in storage.list("packs/"):
+    for info in storage.list(PACKS):
         with suppress(CorruptData):  # some file of somebody else
             yield pack_name(info), info
 

@@ -12,7 +12,7 @@ from ckptstore.format.manifest import Entry, Manifest
 from ckptstore.operations.paths import chosen
 from ckptstore.operations.renumbering import renumbered
 from ckptstore.state.composites import KINDS
-from ckptstore.state.paths import segment, split
+from ckptstore.state.paths import root_of, segment, split
 from ckptstore.state.stateful import RNGState, is_exact
 from ckptstore.state.tree import Flat
 
@@ -135,9 +135,7 @@ class Ownership:
 
     def _root(self, path: str) -> str:
         """The path of its owner, or "" if it has none."""
-        while path and path not in self._owners:
-            path = path.rpartition("/")[0]
-        return path
+        return root_of(path, self._owners)
 
     def _is_exact(self, root: str) -> bool:
         return is_exact(self._owners[root])

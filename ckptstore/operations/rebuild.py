@@ -23,6 +23,7 @@ from ckptstore.errors import CorruptData, InvalidArgument
 from ckptstore.format import document
 from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent
+from ckptstore.format.packs import PREFIX as PACKS
 from ckptstore.operations.address import check_metadata, check_name, check_step
 from ckptstore.operations.footers import read_any_pack
 from ckptstore.operations.in_threads import BATCH, each
@@ -124,7 +125,7 @@ def _without_damaged(chunks: ChunkStore, packs: Sequence[NewPack]) -> dict[str, 
 
 
 def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[NewPack]:
-    found = list(storage.list("packs/"))
+    found = list(storage.list(PACKS))
     for info, pack in zip(
         found, each(found, lambda info: _or_reason(lambda: read_any_pack(storage, info))), strict=True
     ):
@@ -135,7 +136,7 @@ def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[NewPack]:
 
 
 def _read_documents(chunks: ChunkStore, places: Places, left_out: list[LeftOut]) -> Iterator[_Candidate]:
-    keys = [info.key for info in chunks.storage.list("manifests/")]
+    keys = [info.key for info in chunks.storage.list(document.PREFIX)]
     for key, found in zip(keys, each(keys, lambda key: _or_reason(lambda: _check(chunks, key, places))), strict=True):
         if isinstance(found, str):
             left_out.append(LeftOut(key, found))

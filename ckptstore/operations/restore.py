@@ -25,7 +25,7 @@ from ckptstore.operations.ranks.groups import Seat
 from ckptstore.operations.ranks.rank_view import all_paths, own_paths, seen_from
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.addresses import identity
-from ckptstore.state.arrays import Array, as_tracked
+from ckptstore.state.arrays import Array, as_tracked_like
 from ckptstore.state.clones import clone
 from ckptstore.state.composites import is_dense
 from ckptstore.state.containers import assign_children, open_container, require_classes
@@ -181,9 +181,9 @@ class _Telling:
 
 def _copied(array: Array) -> Array:
     copy = clone(array)
-    if not isinstance(array, torch.Tensor) or not isinstance(copy, torch.Tensor):
-        return copy
-    return as_tracked(copy, parameter=isinstance(array, torch.nn.Parameter), requires_grad=array.requires_grad)
+    if isinstance(array, torch.Tensor) and isinstance(copy, torch.Tensor):
+        return as_tracked_like(copy, array)
+    return copy
 
 
 def _loads_in_place(owner: object) -> bool:

@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Literal
 
 from ckptstore.catalog.records import CommitRecord
-from ckptstore.errors import InvalidArgument, nearest
+from ckptstore.errors import InvalidArgument, nearest, require
 
 _WANTED = "keep() gives a dict, {commit.id: reason}"
 
@@ -76,7 +76,7 @@ class KeepLast(Policy):
     count: int
 
     def __post_init__(self) -> None:
-        _require(_is_count(self.count, 0), f"KeepLast({self.count!r}): give 0 or more steps to keep")
+        require(_is_count(self.count, 0), f"KeepLast({self.count!r}): give 0 or more steps to keep")
 
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         """The last ones."""
@@ -91,7 +91,7 @@ class KeepEvery(Policy):
     interval: int
 
     def __post_init__(self) -> None:
-        _require(_is_count(self.interval, 1), f"KeepEvery({self.interval!r}): give an interval of at least 1")
+        require(_is_count(self.interval, 1), f"KeepEvery({self.interval!r}): give an interval of at least 1")
 
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         """The divisible ones."""
@@ -108,7 +108,7 @@ class KeepEverySeconds(Policy):
     seconds: float
 
     def __post_init__(self) -> None:
-        _require(_is_span(self.seconds), f"KeepEverySeconds({self.seconds!r}): give more than 0 seconds")
+        require(_is_span(self.seconds), f"KeepEverySeconds({self.seconds!r}): give more than 0 seconds")
 
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         """Those far enough apart."""
@@ -128,7 +128,7 @@ class KeepIf(Policy):
     choose: Callable[[CommitRecord], bool]
 
     def __post_init__(self) -> None:
-        _require(callable(self.choose), f"KeepIf({self.choose!r}): give a function of a commit")
+        require(callable(self.choose), f"KeepIf({self.choose!r}): give a function of a commit")
 
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         """The chosen ones."""
@@ -144,9 +144,9 @@ class KeepBest(Policy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.metric, str), f"KeepBest({self.metric!r}): give a name that metadata has")
-        _require(_is_count(self.count, 0), f"KeepBest({self.metric!r}, {self.count!r}): give 0 or more steps to keep")
-        _require(self.mode in ("min", "max"), f"KeepBest mode {self.mode!r}: choose min or max")
+        require(isinstance(self.metric, str), f"KeepBest({self.metric!r}): give a name that metadata has")
+        require(_is_count(self.count, 0), f"KeepBest({self.metric!r}, {self.count!r}): give 0 or more steps to keep")
+        require(self.mode in ("min", "max"), f"KeepBest mode {self.mode!r}: choose min or max")
 
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
         """The best ones; commits without the metric, or with NaN, are never among them. Ties go to the later step."""
@@ -174,8 +174,3 @@ def _is_count(value: object, least: int) -> bool:
 
 def _is_span(value: object) -> bool:
     return isinstance(value, int | float) and value > 0
-
-
-def _require(holds: object, message: str) -> None:
-    if not holds:
-        raise InvalidArgument(message)

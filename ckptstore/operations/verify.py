@@ -27,7 +27,9 @@ from ckptstore.errors import (
     StorageReadOnly,
 )
 from ckptstore.format import version
+from ckptstore.format.document import PREFIX as MANIFESTS
 from ckptstore.format.document import is_document_key
+from ckptstore.format.packs import PREFIX as PACKS
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.check_documents import check_length, check_record, check_stored
 from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
@@ -169,7 +171,7 @@ def _is_share(subset: object) -> bool:
 def _check_commits(
     chunks: ChunkStore, commits: Sequence[CommitRecord], scope: Scope, wanted: set[bytes]
 ) -> Iterator[Problem]:
-    there = {info.key: info.size for info in chunks.storage.list("manifests/")} if scope.includes("sizes") else {}
+    there = {info.key: info.size for info in chunks.storage.list(MANIFESTS)} if scope.includes("sizes") else {}
     for commit in commits:
         problems = list(check_record(chunks, commit, wanted))
         if scope.includes("footers"):
@@ -191,7 +193,7 @@ def _check_tags(chunks: ChunkStore, scope: Scope) -> Iterator[Problem]:
 
 def _check_packs(chunks: ChunkStore, chosen: Sequence[PackRecord], scope: Scope, advance: Advance) -> Iterator[Problem]:
     """Checks in threads, and records in between which packs were found good."""
-    listed = {info.key: info for info in chunks.storage.list("packs/")} if chosen else {}
+    listed = {info.key: info for info in chunks.storage.list(PACKS)} if chosen else {}
 
     def check(pack: PackRecord) -> list[Problem]:
         info = listed.get(pack_key(pack.name))
@@ -226,4 +228,4 @@ def _without_taken_packs(chunks: ChunkStore, found: list[Problem]) -> list[Probl
     if not found:
         return found
     known = {pack_key(pack.name) for pack in chunks.catalog.packs() if pack.state == "live"}
-    return [problem for problem in found if not problem.object.startswith("packs/") or problem.object in known]
+    return [problem for problem in found if not problem.object.startswith(PACKS) or problem.object in known]

@@ -11,6 +11,7 @@ from ckptstore.format import keys
 from ckptstore.format.sealing import WrappedKey
 from ckptstore.operations.problem import Problem
 from ckptstore.storage.base import Storage
+from ckptstore.unlocking import wrapped_keys
 
 _ADVICE = (
     "which no passphrase replaces, so that the store cannot be opened again: repair it from this process, which has "
@@ -50,8 +51,7 @@ def _wrong(storage: Storage, wrapped: WrappedKey) -> str:
 
 
 def _has_another(storage: Storage) -> bool:
-    listed = [info.key for info in storage.list(keys.PREFIX) if keys.is_key_key(info.key)]
-    return any(keys.is_wrapped(_read(storage, key) or b"") for key in listed)
+    return any(keys.is_wrapped(_read(storage, key) or b"") for key in wrapped_keys(storage))
 
 
 def _read(storage: Storage, key: str) -> bytes | None:

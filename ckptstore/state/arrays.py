@@ -95,6 +95,11 @@ def as_tracked(tensor: Tensor, *, parameter: bool, requires_grad: bool) -> Tenso
     return tensor.requires_grad_() if requires_grad else tensor
 
 
+def as_tracked_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor` as a Parameter, or tracked by autograd, where `like` is."""
+    return as_tracked(tensor, parameter=isinstance(like, torch.nn.Parameter), requires_grad=like.requires_grad)
+
+
 def mark_changed(array: Array) -> None:
     """Tell torch that an array is about to be written behind its back."""
     if isinstance(array, Tensor) and not array.is_inference():

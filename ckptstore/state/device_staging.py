@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ckptstore.batching import batched
 from ckptstore.format.manifest import Value
-from ckptstore.state.arrays import as_row_major, as_tracked, flat_bytes
+from ckptstore.state.arrays import as_row_major, as_tracked_like, flat_bytes
 from ckptstore.state.copies import Copies
 from ckptstore.state.device_leaf import DeviceLeaf, copy_bytes
 from ckptstore.state.fingerprints import fingerprints, prepare
@@ -91,8 +91,7 @@ def _fetched(tensors: Mapping[str, Tensor]) -> dict[str, TensorLeaf]:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    copied = tensor.detach().to("cpu", copy=True)
-    return as_tracked(copied, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
+    return as_tracked_like(tensor.detach().to("cpu", copy=True), tensor)
 
 
 class _Begun(NamedTuple):

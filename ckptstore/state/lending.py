@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ckptstore.errors import StateError
 from ckptstore.locks import Lock
-from ckptstore.state.arrays import as_tracked, plain_bytes
+from ckptstore.state.arrays import as_tracked_like, plain_bytes
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
@@ -198,7 +198,7 @@ class LiveLeaf(TensorLeaf, frozen=True, eq=False):
 def live_leaf(path: str, leaf: TensorLeaf, shown: Sequence[Tensor], buffers: KeptBuffers) -> LiveLeaf:
     """A tensor that is plain memory, to be borrowed; `shown`: see `Lender`."""
     assert isinstance(leaf.tensor, Tensor)
-    same = as_tracked(leaf.tensor.detach(), parameter=leaf.parameter, requires_grad=leaf.requires_grad)
+    same = as_tracked_like(leaf.tensor.detach(), leaf.tensor)
     return LiveLeaf(same, Lender(path, leaf.tensor, shown, buffers))
 
 

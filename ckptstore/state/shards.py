@@ -14,7 +14,7 @@ import torch
 from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.format.grid import Index, extents
 from ckptstore.format.selection import Selection, select_box
-from ckptstore.state.arrays import as_tracked
+from ckptstore.state.arrays import as_tracked_like
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -54,8 +54,7 @@ def form_of(tensor: DTensor) -> DTensor:
     part, kind = part_of(tensor), cast("Any", type(tensor))
     empty = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="meta")
     form = kind(empty, tensor._spec, requires_grad=False)  # noqa: SLF001 - from_local() takes milliseconds
-    made = as_tracked(form, parameter=isinstance(tensor, torch.nn.Parameter), requires_grad=tensor.requires_grad)
-    return cast("DTensor", made)
+    return cast("DTensor", as_tracked_like(form, tensor))
 
 
 def regions_of(tensor: DTensor, path: str) -> list[Region]:
