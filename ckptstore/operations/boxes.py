@@ -14,7 +14,7 @@ from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import select_box
 from ckptstore.operations.load import Filling, fill
-from ckptstore.state.casts import check_takes
+from ckptstore.state.casts import misfit_with_cast
 
 
 class Box(NamedTuple):
@@ -38,7 +38,7 @@ def fill_boxes(chunks: ChunkStore, boxes: Sequence[Box], *, allow_cast: bool, bu
 def _filling(box: Box, *, allow_cast: bool) -> Filling:
     stop = tuple(map(sum, zip(box.start, box.lengths, strict=True)))
     part = replace(box.entry, shape=box.lengths, order=None)
-    misfit = check_takes(box.label, part, box.target, allow_cast=allow_cast)
+    misfit = misfit_with_cast(box.label, part, box.target, allow_cast=allow_cast)
     if misfit is not None:
         raise StateError(f"{misfit}; make them alike")
     return Filling(box.entry, box.target, select_box(box.start, stop), box.label)

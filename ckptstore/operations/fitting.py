@@ -17,9 +17,9 @@ from ckptstore.operations.ownership import Ownership
 from ckptstore.operations.shared_memory import overlaps, tied
 from ckptstore.state import composites
 from ckptstore.state.arrays import Array
-from ckptstore.state.casts import check_takes
+from ckptstore.state.casts import misfit_with_cast
 from ckptstore.state.shards import is_sharded
-from ckptstore.state.tensors import TensorLeaf, check_fits
+from ckptstore.state.tensors import TensorLeaf, misfit_of
 from ckptstore.state.tree import CALL_LAZY
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ class Fitting:
             return f"{path}: shape {list(entry.shape)} in the commit, {list(whole.shape)} in the target"
         part = entry if whole is None else replace(entry, shape=tuple(array.shape), order=None)
         if self._is_part(path) or not self._owned.must_fit(path):
-            return check_fits(path, part, array)
-        return check_takes(path, part, array, allow_cast=self._allow_cast)
+            return misfit_of(path, part, array)
+        return misfit_with_cast(path, part, array, allow_cast=self._allow_cast)
 
     def _is_part(self, path: str) -> bool:
         """Whether it is a part of a sparse or quantised tensor of the target."""
@@ -173,7 +173,7 @@ class Fitting:
         return all(
             isinstance(leaf, TensorLeaf)
             and isinstance(entry, TensorEntry)
-            and check_fits(part, entry, leaf.tensor) is None
+            and misfit_of(part, entry, leaf.tensor) is None
             for part, leaf, entry in entries
         )
 

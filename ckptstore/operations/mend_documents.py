@@ -16,7 +16,7 @@ def unreadable(chunks: ChunkStore) -> list[str]:
     return [commit.told for commit in chunks.catalog.commits(deleted=True) if _known(chunks, commit) is None]
 
 
-class Copies(NamedTuple):
+class DocumentCopies(NamedTuple):
     """The document of a commit, or None where it is not whole: in the catalog, in storage, and wherever it is."""
 
     known: bytes | None
@@ -29,13 +29,13 @@ class Copies(NamedTuple):
         return self.whole is not None and (self.known is None or self.stored != self.whole)
 
 
-def copies_of(chunks: ChunkStore, commit: CommitRecord, source: ChunkStore | None) -> Copies:
+def copies_of(chunks: ChunkStore, commit: CommitRecord, source: ChunkStore | None) -> DocumentCopies:
     """Look where the document is whole; in the other store only where it is so nowhere here."""
     known, stored = _known(chunks, commit), _valid(chunks, commit, lambda: chunks.storage.get(commit.document))
     whole = known or stored
     if whole is None and source is not None:
         whole = _valid(chunks, commit, lambda: source.catalog.manifest(commit.id))
-    return Copies(known, stored, whole)
+    return DocumentCopies(known, stored, whole)
 
 
 def mend(chunks: ChunkStore, commit: CommitRecord, source: ChunkStore | None) -> bool:

@@ -19,7 +19,7 @@ from ckptstore.format.codecs import BYTES, Form
 from ckptstore.format.document import Origin
 from ckptstore.format.forms import named_form
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, check_consistent, chunk_digests, chunk_sizes
-from ckptstore.operations.copies import Copies
+from ckptstore.operations.commit_copies import CommitCopies
 from ckptstore.operations.history import Draft, commit_at
 from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.manifests import any_document
@@ -87,7 +87,7 @@ class _Copier:
 
     def __init__(self, source: ChunkStore, target: ChunkStore, run: str | None, advance: Advance) -> None:
         self._source, self._target, self._run, self._advance = source, target, run, advance
-        self._copies, self._scratch = Copies(source, target), Scratch()
+        self._copies, self._scratch = CommitCopies(source, target), Scratch()
         self._damaged = {commit for commits in target.catalog.lost().values() for commit in commits}
 
     def push(self, commit: CommitRecord, *, named: bool) -> CommitRecord | None:

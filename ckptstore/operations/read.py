@@ -16,11 +16,11 @@ from ckptstore.format.selection import Selection, everything, select
 from ckptstore.operations.load import Filling, fill, load_arrays, load_values
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.arrays import Array
-from ckptstore.state.casts import check_takes
+from ckptstore.state.casts import misfit_with_cast
 from ckptstore.state.composites import is_dense
 from ckptstore.state.new_arrays import allocate, finish
 from ckptstore.state.shards import is_sharded, part_of, regions_of
-from ckptstore.state.tensors import check_fits
+from ckptstore.state.tensors import misfit_of
 from ckptstore.state.unflatten import unflatten
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def _fill(
 def _check_out(path: str, entry: TensorEntry, out: object) -> None:
     misfit = _misfit(path, out)
     if misfit is None:
-        misfit = check_fits(path, entry, out)
-        if misfit is not None and check_takes(path, entry, out, allow_cast=True) is None:
+        misfit = misfit_of(path, entry, out)
+        if misfit is not None and misfit_with_cast(path, entry, out, allow_cast=True) is None:
             misfit += ": checkout(into=…, paths=…, allow_cast=True) casts it"
     if misfit is not None:
         raise InvalidArgument(f"`out` does not fit: {misfit}")

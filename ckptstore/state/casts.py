@@ -14,21 +14,21 @@ from ckptstore.format.manifest import TensorEntry
 from ckptstore.state.arrays import Array, plain_bytes, write_box
 from ckptstore.state.dtypes import known_numpy_dtype, known_torch_dtype
 from ckptstore.state.new_arrays import fresh
-from ckptstore.state.tensors import TensorLeaf, check_fits
+from ckptstore.state.tensors import TensorLeaf, misfit_of
 
 _SLICES = Division(1 << 17, halved=False)
 """So many bytes are cast at a time, which stay in a core's cache."""
 
 
-def check_takes(path: str, entry: TensorEntry, target: object, *, allow_cast: bool) -> str | None:
+def misfit_with_cast(path: str, entry: TensorEntry, target: object, *, allow_cast: bool) -> str | None:
     """What keeps a target from taking an entry's elements in place, or None; tells of `allow_cast` where that helps."""
-    misfit = check_fits(path, entry, target)
+    misfit = misfit_of(path, entry, target)
     if misfit is None or not isinstance(target, torch.Tensor | np.ndarray) or not _is_castable(entry, target):
         return misfit
     if not allow_cast:
         return f"{misfit}: pass allow_cast=True to cast it"
     leaf = TensorLeaf(target)
-    return check_fits(path, replace(entry, library=leaf.library, dtype=leaf.dtype), target)
+    return misfit_of(path, replace(entry, library=leaf.library, dtype=leaf.dtype), target)
 
 
 def cast_from(entry: TensorEntry, target: Array) -> torch.dtype | None:

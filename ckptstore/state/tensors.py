@@ -105,7 +105,7 @@ def require_storable(path: str, itemsize: int, shape: Index) -> None:
         raise UnsupportedLeaf(path, kind, advice)
 
 
-def check_fits(path: str, entry: TensorEntry, target: object) -> str | None:
+def misfit_of(path: str, entry: TensorEntry, target: object) -> str | None:
     """What keeps a target from taking an entry's bytes in place, or None."""
     if not isinstance(target, Tensor | np.ndarray):
         return f"{path}: {described(entry)} in the commit, a {type(target).__name__} in the target"

@@ -16,7 +16,7 @@ from ckptstore.state.addresses import identity, same_place
 from ckptstore.state.arrays import Array, chunk_bytes, plain_bytes, writable_array, write_box
 from ckptstore.state.dtypes import dtype_name, numpy_dtype, torch_dtype
 from ckptstore.state.new_arrays import allocate, finish
-from ckptstore.state.tensors import TensorLeaf, check_fits
+from ckptstore.state.tensors import TensorLeaf, misfit_of
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import TORCH_DTYPES, dense_tensors, numpy_arrays
 from tests.integrations.tiled_planners import Far
@@ -136,7 +136,7 @@ def test_expanded_comes_back_dense():
 
 @given(st.data(), dense_tensors())
 def test_a_target_of_any_layout_is_filled_in_place(data: st.DataObject, target: torch.Tensor):
-    if check_fits("p", entry_of(target), target) is not None:
+    if misfit_of("p", entry_of(target), target) is not None:
         return
     count = target.nbytes
     bits = data.draw(st.binary(min_size=count, max_size=count))
@@ -168,16 +168,16 @@ def test_finish_makes_parameters_and_tracks():
     ],
 )
 def test_what_fits(target: object, told: str | None):
-    assert check_fits("w", entry_of(torch.ones(3, 4)), target) == told
+    assert misfit_of("w", entry_of(torch.ones(3, 4)), target) == told
 
 
 def test_a_read_only_target_does_not_fit():
     array = np.ones(3)
     entry = entry_of(array)
-    assert check_fits("w", entry, array) is None
+    assert misfit_of("w", entry, array) is None
     array.flags.writeable = False
     assert writable_array(array) is None
-    assert check_fits("w", entry, array) == "w: the target is read-only"
+    assert misfit_of("w", entry, array) == "w: the target is read-only"
 
 
 def test_identity():

@@ -16,7 +16,7 @@ from ckptstore.operations.manifests import any_document
 from ckptstore.operations.problem import DAMAGE
 
 
-class Copies:
+class CommitCopies:
     """Of commits of a source in a target."""
 
     def __init__(self, source: ChunkStore, target: ChunkStore) -> None:
