@@ -1,4 +1,4 @@
-"""What verification tells about."""
+"""What verification finds."""
 
 from __future__ import annotations
 

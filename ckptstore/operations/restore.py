@@ -1,4 +1,4 @@
-"""Checkout into live state: everything is checked first, then tensors are filled in place and objects told.
+"""Checkout into live state: everything is checked first, then tensors are filled in place and objects get their state.
 
 Plain state, modules and `StateDict` must have the commit's paths exactly. Other stateful objects (optimizers,
 schedulers, loaders) may hold more or less than the commit, as a fresh optimizer does: they get its state whole.
@@ -73,7 +73,7 @@ def restore(
     fitting.check(values)
     loaded = {path: value for path, value in values.items() if path in owned.wanted}
     loaded |= _fill(chunks, owned, fitting, budget, advance)
-    _Telling(owned, fitting, loaded, allow_pickle).tell(into)
+    _Handover(owned, fitting, loaded, allow_pickle).hand_over(into)
 
 
 def _fill(
@@ -91,7 +91,7 @@ def _fill(
 
 
 @dataclass(slots=True)
-class _Telling:
+class _Handover:
     """Hands what was loaded to the objects of a state."""
 
     owned: Ownership
@@ -100,7 +100,7 @@ class _Telling:
     allow_pickle: bool
     _last: list[tuple[RNGState, str]] = field(default_factory=list)
 
-    def tell(self, into: MutableMapping[str, Any]) -> None:
+    def hand_over(self, into: MutableMapping[str, Any]) -> None:
         """All of it; random state at the end, since other objects may draw numbers while they load."""
         for name, live in list(into.items()):
             renewed = self._visit(live, segment(name))
