@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,7 @@ from ckptstore.errors import CkptStoreError, SessionFenced
 from ckptstore.integrations.dcp import StoreReader, StoreSavePlanner, StoreWriter
 from ckptstore.store import Store
 from ckptstore.testing.audit import assert_nothing_leaked, expire_sessions, site_of
-from ckptstore.testing.catalog_faults import failing_catalog
-from ckptstore.testing.faults import FailNth
+from tests.failing import fail_catalog, fail_storage
 
 
 def state(step) -> Any:
@@ -51,16 +49,6 @@ def assert_holds(place, steps):
             assert all(tensor.equal(found["model"][name]) for name, tensor in state(step)["model"].items())
             assert found["text"] == state(step)["text"]
         assert store.verify().problems == ()
-
-
-def fail_storage(parts, n, after):
-    storage = FailNth(parts.storage, n, after=after)
-    return replace(parts, storage=storage), storage
-
-
-def fail_catalog(parts, n, after):
-    catalog, counter = failing_catalog(parts.catalog, n, after=after)
-    return replace(parts, catalog=catalog), counter
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable
 
@@ -25,3 +26,9 @@ def sites(request, tmp_path, catalogs) -> Sites:
         return lambda: Site(str(tmp_path / uuid.uuid4().hex), catalogs())
     server = request.getfixturevalue(f"{request.param}_server")
     return lambda: Site(server.below(uuid.uuid4().hex), catalogs(), server.options)
+
+
+@pytest.fixture
+def place(template, tmp_path):
+    """A copy of the store that a module's `template` is."""
+    return shutil.copytree(template, tmp_path / "store")

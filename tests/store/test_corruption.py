@@ -38,11 +38,6 @@ def template(tmp_path_factory):
     return place
 
 
-@pytest.fixture
-def place(template, tmp_path):
-    return shutil.copytree(template, tmp_path / "store")
-
-
 def only(place, pattern):
     (found,) = place.glob(pattern)
     return found

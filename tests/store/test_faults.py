@@ -13,9 +13,9 @@ import ckptstore
 from ckptstore.errors import CatalogError, CkptStoreError
 from ckptstore.store import Store
 from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, site_of, state_of
-from ckptstore.testing.catalog_faults import failing_catalog
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import FailNth
+from tests.failing import fail_catalog, fail_storage
 
 KEPT = {("main", 2), ("main", 3)}
 
@@ -104,20 +104,6 @@ OPERATIONS = {
 ADDED = {"commit": {("main", 4)}, "commit_in_background": {("main", 4)}, "restore_and_tag": {("main", 0)}}
 
 
-def fail_storage(parts, n, after):
-    storage = FailNth(parts.storage, n, after=after)
-    return replace(parts, storage=storage), storage
-
-
-def fail_catalog(parts, n, after):
-    catalog, counter = failing_catalog(parts.catalog, n, after=after)
-    return replace(parts, catalog=catalog), counter
-
-
-def parts_of(place):
-    return site_of(place).parts()
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("fail", [fail_storage, fail_catalog])
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -146,7 +132,7 @@ def gone(name):
 
 def try_once(place, act, fail):
     """Whether the failure came. An error must be of the tree, and the store must go on after it."""
-    parts, counter = fail(parts_of(place))
+    parts, counter = fail(site_of(place).parts())
     with Store(parts, "main") as store:
         try:
             act(store)
@@ -164,7 +150,7 @@ def test_an_interrupt_is_not_lost_when_the_catalog_fails_too(template, tmp_path,
         raise CatalogError("the database is gone as well")
 
     place = shutil.copytree(template, tmp_path / "store")
-    parts = parts_of(place)
+    parts = site_of(place).parts()
     interrupted = replace(parts, storage=FailNth(parts.storage, n, KeyboardInterrupt()))
     with Store(interrupted, "main") as store, monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(type(parts.catalog), "end_session", end_session)

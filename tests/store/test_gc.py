@@ -32,13 +32,9 @@ from ckptstore.testing.audit import (
 )
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.faults import FailNth, Meanwhile
+from tests.store.blocks import state
 
 BLOCKS = 8
-
-
-def state(*numbers):
-    """Blocks of 40 KiB, told apart by their numbers."""
-    return {f"block {number}": torch.arange(10_240) * (number + 1) + number for number in numbers}
 
 
 @pytest.fixture
@@ -89,13 +85,9 @@ def test_small_chunks_are_not_rewritten_for_ever(tmp_path):
         assert plan.execute().written_bytes == 0
 
 
-def parts_of(place):
-    return site_of(place).parts()
-
-
 def gc_meanwhile(place, verb, act):
     """A gc during which something happens when it is about to do its first operation of a verb in rewriting."""
-    parts = parts_of(place)
+    parts = site_of(place).parts()
     with Store(parts, "main") as store:
         plan = store.plan_gc(grace=0)
     assert plan.rewrite
@@ -153,7 +145,7 @@ def test_a_reader_of_the_old_pack_goes_on(place):
         with site_of(place).open() as other:
             assert other.gc(grace=0).rewritten == 1
 
-    parts = parts_of(place)
+    parts = site_of(place).parts()
     storage = Meanwhile(parts.storage, "get_ranges", rewrite)
     with Store(replace(parts, storage=storage), "main") as store:
         assert_same(store.checkout(1), state(0, 100))
@@ -163,7 +155,7 @@ def test_a_reader_of_the_old_pack_goes_on(place):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("n", range(1, 12))
 def test_an_interrupted_rewriting_is_begun_again(place, n, after):
-    parts = parts_of(place)
+    parts = site_of(place).parts()
     storage = FailNth(parts.storage, n, after=after)
     with Store(replace(parts, storage=storage), "main") as store:
         try:
@@ -196,8 +188,8 @@ def test_a_damaged_wasteful_pack_does_not_stop_gc(place):
 
 def late_writer(place):
     """Puts its pack and its document after gc took it for dead."""
-    with closing(parts_of(place).catalog) as catalog:
-        storage = parts_of(place).storage
+    with closing(site_of(place).parts().catalog) as catalog:
+        storage = site_of(place).parts().storage
         session, pack = catalog.open_session(60), uuid.uuid4().hex
         document = f"manifests/main/000000000009.{uuid.uuid4().hex}.manifest"
         catalog.reserve(session, [pack], document)
@@ -210,11 +202,11 @@ def late_writer(place):
 
 
 def test_the_plan_tells_the_bytes_of_what_a_failed_commit_left(place):
-    with site_of(place).open() as store, closing(parts_of(place).catalog) as catalog:
+    with site_of(place).open() as store, closing(site_of(place).parts().catalog) as catalog:
         store.gc(grace=0)
         session, pack = catalog.open_session(60), uuid.uuid4().hex
         catalog.reserve(session, [pack], None)
-        parts_of(place).storage.put(pack_key(pack), [b"some bytes"])
+        site_of(place).parts().storage.put(pack_key(pack), [b"some bytes"])
         catalog.end_session(session)
         plan = store.plan_gc(grace=0)
         assert (len(plan.condemned.packs), plan.freed_bytes) == (1, 10)
@@ -380,7 +372,7 @@ def test_what_a_rebuild_left_out_does_not_stop_gc(place):
         store.commit(state(0, 200), step=1)
         store.commit(state(300), step=2)
         store.commit(state(400), step=3)
-        [pack] = parts_of(place).catalog.packs(store.find(2).id)
+        [pack] = site_of(place).parts().catalog.packs(store.find(2).id)
     path = place / pack_key(pack.name)
     path.write_bytes(path.read_bytes()[:1000])
     assert len(rebuilt(place).left_out) == 3  # an older step, and one that is damaged, with its pack
@@ -411,7 +403,7 @@ def test_a_deleted_commit_that_a_rebuild_left_out_is_swept(place):
 def test_a_damaged_commit_that_a_rebuild_left_out_is_not_swept(place):
     with site_of(place).open() as store:
         store.commit(state(300), step=2)
-        [pack] = parts_of(place).catalog.packs(store.find(2).id)
+        [pack] = site_of(place).parts().catalog.packs(store.find(2).id)
     path = place / pack_key(pack.name)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])

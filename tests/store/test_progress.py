@@ -15,11 +15,7 @@ from ckptstore.progress import meter
 from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, site_of
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.lanes import FakeDevices
-
-
-def state(*numbers):
-    """Blocks of 40 KiB, told apart by their numbers."""
-    return {f"block {number}": torch.arange(10_240) * (number + 1) + number for number in numbers}
+from tests.store.blocks import state
 
 
 class Told:

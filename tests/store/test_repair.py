@@ -33,11 +33,6 @@ def template(tmp_path_factory):
     return place
 
 
-@pytest.fixture
-def place(template, tmp_path):
-    return shutil.copytree(template, tmp_path / "store")
-
-
 def packs(place):
     """From the oldest on."""
     with closing(open_catalog(f"sqlite:///{place}/catalog.sqlite", create=False)) as catalog:
@@ -52,10 +47,6 @@ def flip(path, position):
     data = bytearray(path.read_bytes())
     data[position] ^= 8
     path.write_bytes(data)
-
-
-def parts_of(place):
-    return site_of(place).parts()
 
 
 def test_what_another_store_is_too_new_to_tell_is_lost_alone(place, tmp_path):
@@ -339,7 +330,7 @@ def test_an_interrupted_repair_is_begun_again(place, template, n, after):
     for path, _ in packs(place)[:2]:
         flip(path, 5000)
     next((place / "manifests").rglob("*.manifest")).unlink()
-    parts = parts_of(place)
+    parts = site_of(place).parts()
     failing = FailNth(parts.storage, n, after=after)
     with ckptstore.open(template) as backup:
         with Store(replace(parts, storage=failing), "main") as store:

@@ -79,11 +79,6 @@ def template(tmp_path_factory):
 
 
 @pytest.fixture
-def place(template, tmp_path):
-    return shutil.copytree(template, tmp_path / "store")
-
-
-@pytest.fixture
 def damaged(place):
     """A first moment is not what it was; the weights that rest on it come out right."""
     with reopened(place) as store:
