@@ -43,7 +43,7 @@ def rebuild_catalog(
     """Make the catalog of a store anew from its storage: for one that was lost, damaged, or restored too old.
 
     Every commit whose document and chunks are all there is in it again, as it was made, with its tags. Deletions
-    that could still be restored are undone. Nobody may use the store meanwhile. When it was interrupted, do it again.
+    that could still be restored are undone. Nobody may use the store meanwhile. After an interruption, call it again.
 
     Args:
         url: the store.
@@ -82,7 +82,7 @@ def change_key(
 ) -> None:
     """Let another passphrase open an encrypted store, and the one that did no longer. Nothing is encrypted anew.
 
-    Who has kept the old passphrase and a copy of the old `keys/` can still open what was and what will be stored.
+    Whoever has kept the old passphrase and a copy of the old `keys/` can still open what was and what will be stored.
 
     Args:
         url: the store.

@@ -54,7 +54,7 @@ class Browsing:
         return {tag.name: tag.step for tag in self._parts.catalog.tags(self._run)}
 
     def stats(self) -> CatalogStats:
-        """Counts over the whole store: what is stored, to what is logical."""
+        """Counts over the whole store: of runs, commits, packs and chunks, and of bytes as committed and as stored."""
         return self._parts.catalog.stats()
 
     def diff(
@@ -68,7 +68,7 @@ class Browsing:
     ) -> Diff:
         """What changed from one commit to another: leaves added, removed, moved and changed, with changed bytes.
 
-        Bytes are told by chunk digests, without reading data. With `values`, changed tensors are read, chunk by chunk
+        Bytes are compared by chunk digests, without reading data. With `values`, changed tensors are read, by chunks
         within the budget (see `checkout`), and their numeric change is computed in float64.
 
         Raises StepNotFound, RunNotFound or TagNotFound when there is no such commit; with `values` also CorruptData for

@@ -98,7 +98,7 @@ class PathNotFound(NotFound, KeyError):
 
 
 class Conflict(CkptStoreError):
-    """The wish contradicts what already exists."""
+    """What is asked for contradicts what already exists."""
 
 
 class StepExists(Conflict):
@@ -114,7 +114,7 @@ class StepProtected(Conflict):
 
 
 class CommitInFlight(Conflict):
-    """Another background commit of the store has not ended, and nobody wants to wait for it."""
+    """Another background commit of the store has not ended, and the caller did not ask to wait for it."""
 
 
 class SessionFenced(Conflict):
@@ -177,7 +177,7 @@ class NotAStore(FormatError):
 
 
 class StoreTooNew(FormatError):
-    """A newer format, or a required feature this version does not have."""
+    """The store has a newer format, or requires a feature that this version does not have."""
 
 
 class SchemaTooOld(FormatError):
@@ -201,11 +201,11 @@ class RankFailed(CkptStoreError):
 
 
 class InterpreterExiting(CkptStoreError):
-    """The interpreter exits, and begins no threads any more, which commits and most of what reads much needs."""
+    """The interpreter is exiting, and starts no more threads, which commits need, and so do most large reads."""
 
 
 class OutOfThreads(CkptStoreError):
-    """The system lets this process begin no more threads."""
+    """The system lets this process start no more threads."""
 
 
 class StorageError(CkptStoreError):
@@ -229,7 +229,7 @@ class StorageReadOnly(StorageError):
 
 
 class StorageUnavailable(StorageError):
-    """The storage did not answer, or asked to be left alone for a moment; what was to be written may be there."""
+    """The storage did not answer, or asked for fewer requests; what was to be written may be there."""
 
 
 class CatalogError(CkptStoreError):
@@ -237,7 +237,7 @@ class CatalogError(CkptStoreError):
 
 
 class CatalogBusy(CatalogError):
-    """The database's lock was not to be had in time."""
+    """The database's lock could not be taken in time."""
 
 
 class CatalogNotFound(CatalogError):

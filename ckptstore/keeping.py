@@ -22,7 +22,7 @@ class Keeping(Browsing):
     def tag(self, name: str, step: Ref) -> None:
         """Give a commit a name in its run, taking the name from another. Tagged commits are never collected.
 
-        It is in storage as well, for who reads without the catalog or makes it anew. Raises StepNotFound.
+        It is in storage as well, for reading without the catalog and for rebuilding it. Raises StepNotFound.
         """
         tags.tag(self._parts, address.check_name("tag", name), self._find(step))
 
@@ -59,14 +59,14 @@ class Keeping(Browsing):
             keep: which commits of this run to keep, such as `KeepLast(3) | KeepEvery(1000)`. Tagged ones always stay.
                 Without a policy only what is collectable already goes: what was deleted, and what crashes left.
             grace: seconds for which a deleted step can be restored, and for which its readers have time to finish.
-            sweep: also list the storage for objects that the catalog knows to be gone, or knows nothing of for a day:
-                what writers that were late and power cuts leave. Seldom worth its time.
+            sweep: also list the storage for objects that the catalog knows to be gone, or has known nothing of for a
+                day: what late writers and power cuts leave behind. Seldom worth its time.
             progress: called with (stage, bytes done, bytes in all), of the packs that may be worth rewriting.
 
         Raises:
             GcRefused: the policy keeps nothing, as one does that asks for a metric no commit has (`KeepLast(0)` may);
                 or, with `sweep`, the catalog is older than the storage.
-            InvalidArgument: a grace that cannot be, or no policy.
+            InvalidArgument: a negative grace, or a `keep` that is no policy.
             RunNotFound: there is no such run.
             StoreTooNew: the store has what this version would not know how to spare.
         """
@@ -120,7 +120,7 @@ class Keeping(Browsing):
             progress: called with (stage, bytes done, bytes in all).
 
         Raises:
-            InvalidArgument: a level, subset or age that cannot be.
+            InvalidArgument: no such level, subset or age.
             StorageError: something cannot be read now; that is no damage, and `older_than` goes on where this ended.
             NotAStore: the store was moved away while it was open.
         """
@@ -134,8 +134,8 @@ class Keeping(Browsing):
             progress: called with (stage, bytes done, bytes in all).
 
         Raises:
-            InvalidArgument: the source is no open store, has another digest, or one is encrypted, and it is no copy of
-                this one.
+            InvalidArgument: the source is no open store, or has another digest; or one of the two is encrypted, and the
+                source is no copy of this one.
             StorageError: a pack cannot be read now; that is no damage.
             NotAStore: the store was moved away while it was open.
         """
@@ -160,10 +160,10 @@ class Keeping(Browsing):
     ) -> list[CommitRecord]:
         """Copy commits into another store, which stores only the chunks that it lacks; tags stay here.
 
-        A copy has the step, metadata, time and content of its commit, and its parent if the target has that. One commit
-        after the other is made, none before its parent, and each is whole or not there: when that is interrupted, or
-        one fails, those that were made stay, and pushing again goes on from there. To leave one out, name the others.
-        What is deleted here meanwhile may be left out, but not without an error if it was named.
+        A copy has the step, metadata, time and content of its commit, and its parent if the target has that. They are
+        made one after the other, none before its parent, each whole or not at all: when that is interrupted, or one
+        fails, those that were made stay, and pushing again goes on from there. To leave one out, name the others.
+        A commit that is deleted here meanwhile may be left out; if it was named, that is an error.
 
         Args:
             target: an open store. Its digest, compression and encryption may be others; chunks keep their sizes.

@@ -60,10 +60,10 @@ def open_store(
         read_only: refuse everything that changes the store; a folder that lacks its catalog is read without one.
         digest: `xxh3_128`, `sha256` or `blake3`, for good; by default the first for a new store, or that of the store.
         chunk_bytes: most bytes of a chunk, 4 KiB to 1 GiB; only looked at when the store is made.
-        compression: what may be done to store less, always without loss. `none`: nothing. `fast`: what can be told
-            from the chunk alone. `best`: also what changed in the parent's chunk, where that saves an eighth; and of
-            commits that are one step of torch.optim.Adam or AdamW apart, only what the step's arithmetic does not tell,
-            which makes checkouts slower. `auto`: as `best` without the latter, or `fast`, where the storage is so slow
+        compression: how to store less, always without loss. `none`: as it is. `fast`: each chunk compressed by itself.
+            `best`: also only what changed since the parent's chunk, where that saves an eighth; and of commits that are
+            one step of torch.optim.Adam or AdamW apart, only what the step's arithmetic does not tell, which makes
+            checkouts slower. `auto`: as `best` without the latter, or `fast`, where the storage is so slow
             that the commit ends sooner; otherwise only what shrinks to less than half at once, such as zeros and masks.
         storage_options: what fsspec passes on to the file system of a URL.
         encrypt: seal what is stored with a key, when the store is made; later, refuse one that was made without.
@@ -71,7 +71,8 @@ def open_store(
             environment names, or else the text of CKPTSTORE_KEY.
 
     Raises:
-        InvalidArgument: an argument that cannot be, or not for this store: another digest, a key for one without.
+        InvalidArgument: an argument that is never valid, or not for this store: another digest, a key for one that is
+            not encrypted.
         WrongKey: the store is encrypted, and the key is missing or does not open it.
         CorruptData: the store is encrypted, and its wrapped key is damaged or gone.
         NotAStore: the place holds something else, or nothing and `create` is off.
@@ -134,7 +135,7 @@ class Store(Keeping):
     def close(self) -> None:
         """Wait for a background commit, raise its error if nobody saw it, and give back memory, files, connections.
 
-        Raises CommitInFlight within `commit_async` or `close`, which a signal's handler interrupted.
+        Raises CommitInFlight where it is called within `commit_async` or `close`, as by a signal's handler.
         """
         self._background.close()
 
@@ -225,7 +226,7 @@ class Store(Keeping):
         """Set the state apart, return, and commit it in the background. Arguments and errors as for `commit`.
 
         An error of the background commit is raised by the handle's `result`, or else by the store's next commit or
-        `close`, and told at exit if all of these never came.
+        `close`; if none of these is called, it is printed at exit.
 
         In a process group of several ranks all call this, and make one commit together, as with `commit`. It returns
         once all have set their states apart; when any of them cannot, it raises on all, and nothing is begun. The
@@ -268,8 +269,8 @@ class Store(Keeping):
         """The state of a commit, bit-exact: as new nested state with tensors on the CPU, or into live objects.
 
         Every process of a group checks out what it likes; none waits for another. DTensors in `into` are filled with
-        their parts, whatever parts those had who committed. Without `into`, tensors come whole, and what ranks had
-        each for itself beneath the ranks' numbers.
+        their parts, whatever parts the ranks had that committed. Without `into`, tensors come whole, and what a rank
+        had for itself comes beneath its number.
 
         Args:
             step: the commit.
@@ -279,7 +280,7 @@ class Store(Keeping):
             paths: globs of logical paths, or containers' paths: only these leaves. `*` stays within a segment,
                 `**` crosses them.
             strict: with `into`, paths that only one side has are an error; otherwise what both have is loaded, and
-                the logger `ckptstore` is told the others (INFO).
+                the others are logged to the logger `ckptstore` (INFO).
                 Modules, `StateDict` and plain state are compared so. Optimizers, schedulers and other objects get the
                 commit's state whole, whatever theirs is.
             allow_cast: with `into`, cast into tensors and arrays of other dtypes as `Tensor.copy_` does; otherwise they

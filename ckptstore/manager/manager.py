@@ -102,8 +102,8 @@ class CheckpointManager:
             allow_pickle: see `Store.commit` and `Store.checkout`.
 
         Raises:
-            InvalidArgument: no open store; an interval, policy, grace or `replicated` that cannot be; or
-                `on_preemption` outside the main thread.
+            InvalidArgument: no open store; no valid interval, policy, grace or `replicated`; or `on_preemption` outside
+                the main thread.
         """
         if not isinstance(store, Store):
             raise InvalidArgument(f"a manager of {store!r}: give an open store, as ckptstore.open gives it")
@@ -147,8 +147,8 @@ class CheckpointManager:
             force: commit in any case. Given on all ranks or on none.
 
         Raises:
-            StepExists: the run holds another state at this step; raised later with `async_`. Who goes back to an older
-                step to train on from it forks a run, or deletes the steps behind it.
+            StepExists: the run holds another state at this step; raised later with `async_`. To train on from an older
+                step, fork a run, or delete the steps behind it.
             RankFailed: another rank failed, or is gone.
             InvalidArgument: a bad step or metrics; or ranks that are not at the same step.
             CkptStoreError: as for `Store.commit`, also of what failed in the background since the last call.

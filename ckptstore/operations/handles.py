@@ -65,7 +65,7 @@ class CommitHandle:
             settle()
 
     def done(self) -> bool:
-        """Whether the commit ended, well or not."""
+        """Whether the commit has ended, successfully or not."""
         return self._over
 
     def result(self, timeout: float | None = None) -> CommitRecord:
@@ -93,7 +93,7 @@ class CommitHandle:
         return Progress(self._done, self._total)
 
     def exception(self) -> BaseException | None:
-        """Wait until it ended; why it failed, or None. It is still raised where it would be without this call.
+        """Wait until it has ended; its error, or None. The error is still raised where it would be without this call.
 
         Raises StateError in a fork of the process that commits.
         """
