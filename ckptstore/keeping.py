@@ -160,7 +160,7 @@ class Keeping(Browsing):
     ) -> list[CommitRecord]:
         """Copy commits into another store, which stores only the chunks that it lacks; tags stay here.
 
-        A copy has the step, metadata, time and content of its commit, and its parent if the target has that. They are
+        A copy has the step, metadata, time and content of its commit, and its parent if the target has that. Copies are
         made one after the other, none before its parent, each whole or not at all: when that is interrupted, or one
         fails, those that were made stay, and pushing again goes on from there. To leave one out, name the others.
         A commit that is deleted here meanwhile may be left out; if it was named, that is an error.
