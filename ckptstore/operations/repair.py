@@ -20,13 +20,14 @@ from ckptstore.chunkstore.grouping import groups
 from ckptstore.format import version
 from ckptstore.format.keys import is_key_key
 from ckptstore.format.packs import TARGET_BYTES, pack_key
+from ckptstore.operations.check_tags import damaged_tags
 from ckptstore.operations.manifests import any_document, document_digests, users_of
 from ckptstore.operations.mend_documents import copies_of, mend, unreadable
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.rescue import check_source, from_pack, from_store
 from ckptstore.operations.rewrite import needs_at
 from ckptstore.operations.session import writing_session
-from ckptstore.operations.tags import damaged_tags, store_again
+from ckptstore.operations.tags import store_again
 from ckptstore.operations.verify import Scope, check_place, verify
 from ckptstore.operations.wrapped_key import store_key_again
 from ckptstore.progress import ProgressCallback, meter

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,7 +19,6 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import (
     CatalogError,
     InvalidArgument,
-    ObjectNotFound,
     SessionFenced,
     StepNotFound,
     StorageError,
@@ -28,15 +27,10 @@ from ckptstore.format import tagging
 from ckptstore.format.tagging import TagDocument
 from ckptstore.operations.address import check_name
 from ckptstore.operations.in_threads import each
-from ckptstore.operations.problem import DAMAGE, OLDER, Problem
+from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.publish import discard
 from ckptstore.operations.session import writing_session
 
-_UNKNOWN = f"is a tag that the catalog does not know, of a commit that it has: {OLDER}"
-_DAMAGED = (
-    "is damaged, and may be a tag that the catalog does not know, which protects a step: bring it back from a copy and "
-    "rebuild the catalog, or tag that step again and remove it"
-)
 _COMMIT = re.compile(r"[0-9a-f]{32}")
 
 
@@ -65,7 +59,7 @@ def untag(chunks: ChunkStore, run: str, name: str) -> None:
 
 def store_missing(chunks: ChunkStore) -> None:
     """Give tags documents that have none in storage: those of an older schema, and of what storage lost."""
-    for record in _missing(chunks):
+    for record in missing_tags(chunks):
         store_again(chunks, record)
 
 
@@ -88,7 +82,8 @@ def store_again(chunks: ChunkStore, record: TagRecord) -> bool:
     return True
 
 
-def _missing(chunks: ChunkStore) -> list[TagRecord]:
+def missing_tags(chunks: ChunkStore) -> list[TagRecord]:
+    """Those whose documents are not in storage."""
     records = chunks.catalog.tags()
     stored = set(tag_keys(chunks)) if records else set()
     return [record for record in records if record.document not in stored]
@@ -97,29 +92,6 @@ def _missing(chunks: ChunkStore) -> list[TagRecord]:
 def tag_keys(chunks: ChunkStore) -> list[str]:
     """Where documents of tags lie in storage."""
     return [info.key for info in chunks.storage.list(tagging.PREFIX) if tagging.is_tag_key(info.key)]
-
-
-def unknown_tags(chunks: ChunkStore) -> Iterator[tuple[str, str]]:
-    """Documents of tags that the catalog does not know, each with the reason.
-
-    Of a newer catalog than this one, which has their commits; or damaged, so that what they tag is not protected.
-    """
-    unknown = chunks.catalog.unknown(Objects(sorted(tag_keys(chunks)))).documents
-    told, useless = _readable(chunks, unknown)
-    for key, one in told.items():
-        commit = chunks.catalog.by_id(one.commit)
-        if commit is not None and commit.run == one.run:
-            yield key, _UNKNOWN
-    for key, _ in useless:
-        if _is_damaged(chunks, key):
-            yield key, _DAMAGED
-
-
-def _is_damaged(chunks: ChunkStore, key: str) -> bool:
-    try:
-        return tagging.is_damaged(chunks.storage.get(key), key, chunks.sealer)
-    except ObjectNotFound:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +104,7 @@ class EnteredTags:
 
 def enter_tags(chunks: ChunkStore) -> EnteredTags:
     """Let a catalog that nobody else uses know the tags that storage tells of."""
-    told, useless = _readable(chunks, tag_keys(chunks))
+    told, useless = read_tags(chunks, tag_keys(chunks))
     newest: dict[tuple[str, str], str] = {}
     superseded = []
     for key, one in sorted(told.items(), key=lambda item: (item[1].created, item[0])):
@@ -152,45 +124,6 @@ def enter_tags(chunks: ChunkStore) -> EnteredTags:
     return EnteredTags(useless, superseded)
 
 
-def check_missing_tags(chunks: ChunkStore) -> Iterator[Problem]:
-    """Documents of tags that are not there, as `check_tags` tells them, without reading any."""
-    missing = [record for record in _missing(chunks) if record.document]
-    for record in _still(chunks, missing):
-        yield Problem(record.document, f"{_told(record)}: its document is not there; run repair")
-
-
-def check_tags(chunks: ChunkStore) -> Iterator[Problem]:
-    """What is wrong with the documents of tags. Those that gc has yet to store, of an older schema, are not missed, nor
-    those of tags that are moved or removed meanwhile.
-    """
-    records = [record for record in chunks.catalog.tags() if record.document]
-    return (Problem(record.document, detail) for record, detail in _damaged(chunks, records))
-
-
-def damaged_tags(chunks: ChunkStore, records: Sequence[TagRecord]) -> list[TagRecord]:
-    """Those of the tags of which `check_tags` would tell."""
-    return [record for record, _ in _damaged(chunks, records)]
-
-
-def _damaged(chunks: ChunkStore, records: Sequence[TagRecord]) -> Iterator[tuple[TagRecord, str]]:
-    told, damaged = _readable(chunks, [record.document for record in records])
-    reasons = dict(damaged)
-    for record in _still(chunks, records):
-        found = told.get(record.document)
-        if found is None:
-            yield record, f"{_told(record)}: {reasons[record.document]}; run repair"
-        elif (found.run, found.name, found.commit) != (record.run, record.name, record.commit):
-            yield record, f"tells of something else than {_told(record)}; run repair"
-
-
-def _still(chunks: ChunkStore, records: Sequence[TagRecord]) -> Iterator[TagRecord]:
-    return filter(set(chunks.catalog.tags()).__contains__, records)
-
-
-def _told(record: TagRecord) -> str:
-    return f"the tag {record.name!r} of {record.run}@{record.step}"
-
-
 def _remove(chunks: ChunkStore, key: str | None) -> None:
     """Where this fails, gc does it."""
     if key:
@@ -199,7 +132,7 @@ def _remove(chunks: ChunkStore, key: str | None) -> None:
             chunks.catalog.settle(Objects([key]))
 
 
-def _readable(chunks: ChunkStore, keys: Iterable[str]) -> tuple[dict[str, TagDocument], list[tuple[str, str]]]:
+def read_tags(chunks: ChunkStore, keys: Iterable[str]) -> tuple[dict[str, TagDocument], list[tuple[str, str]]]:
     """What the documents tell; and those that cannot be read, each with the reason."""
     keys = list(keys)
     told, damaged = dict[str, TagDocument](), list[tuple[str, str]]()

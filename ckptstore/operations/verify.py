@@ -33,11 +33,11 @@ from ckptstore.format.packs import PREFIX as PACKS
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.check_documents import check_length, check_record, check_stored
 from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
+from ckptstore.operations.check_tags import check_missing_tags, check_tags, unknown_tags
 from ckptstore.operations.in_threads import mapped
 from ckptstore.operations.manifests import users_of
 from ckptstore.operations.orphans import unknown_commits
 from ckptstore.operations.problem import Problem
-from ckptstore.operations.tags import check_missing_tags, check_tags, unknown_tags
 from ckptstore.operations.wrapped_key import check_key
 from ckptstore.pools import Pool
 from ckptstore.progress import ProgressCallback, meter

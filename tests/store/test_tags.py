@@ -29,8 +29,8 @@ from ckptstore.errors import (
     StorageReadOnly,
 )
 from ckptstore.format import envelope, tagging
+from ckptstore.operations.check_tags import check_tags
 from ckptstore.operations.repair import plan_repair
-from ckptstore.operations.tags import check_tags
 from ckptstore.store import Store
 from ckptstore.testing.audit import Site, assert_nothing_leaked, expire_sessions, site_of
 from ckptstore.testing.catalog_faults import failing_catalog
