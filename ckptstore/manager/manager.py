@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from ckptstore.errors import InvalidArgument, RankFailed, StepNotFound
 from ckptstore.manager.agreement import Agreement, Ballot
 from ckptstore.manager.preemption import PreemptionWatch
+from ckptstore.manager.saves import Saves
 from ckptstore.manager.saving import Moment, SavePolicy, as_policy
 from ckptstore.manager.upkeep import Upkeep
 from ckptstore.operations.address import Ref, check_step
 from ckptstore.operations.gc import DEFAULT_GRACE, check_terms
-from ckptstore.operations.handles import CommitHandle
 from ckptstore.operations.paths import as_globs
 from ckptstore.operations.retention import KeepBest, KeepLast, Policy, kept_by
 from ckptstore.progress import ProgressCallback
@@ -34,14 +33,6 @@ class _Decision:
     step: int
     due: bool
     preempted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """The last save: its step, None before the first, and when it was."""
-
-    step: int | None
-    at: float
 
 
 class CheckpointManager:
@@ -114,12 +105,10 @@ class CheckpointManager:
         self._replicated = as_globs(replicated, "replicated")
         self._agreement, self._group = Agreement(process_group), process_group
         self._upkeep = Upkeep(self._drop)
-        self._flight: CommitHandle | None = None
         self._last = store.latest() if self._agreement.leads else None
-        self._saved = self._before_flight = _Saved(None, time.monotonic())
+        self._saves = Saves()
         self._decision: _Decision | None = None
         self._final = False
-        self._error: Exception | None = None
         self._watch = PreemptionWatch() if on_preemption else None
 
     def __enter__(self) -> Self:
@@ -171,13 +160,13 @@ class CheckpointManager:
 
     def is_saving_in_progress(self) -> bool:
         """Whether a commit of this rank is not durable yet."""
-        return self._flight is not None and not self._flight.done()
+        return self._saves.in_progress
 
     def join(self) -> None:
         """Wait until all that was saved is durable, and what need not be kept is dropped; raise what failed."""
         try:
             self._surface()
-            self._land()
+            self._saves.land()
         finally:
             self._upkeep.join()
 
@@ -267,14 +256,14 @@ class CheckpointManager:
         if not force and not self._wants(decision):
             return False
         if decision.preempted:
-            with self._holding():  # a failure must not cost the last commit
-                self._land()
+            with self._saves.holding():  # a failure must not cost the last commit
+                self._saves.land()
         try:  # ranks agree in there that the commit before failed on any
             self._commit(decision, state, metrics, background=background and not decision.preempted)
         except BaseException:
-            self._take_back()
+            self._saves.take_back()
             raise
-        self._saved = _Saved(decision.step, time.monotonic())
+        self._saves.made(decision.step)
         self._final = self._final or decision.preempted
         return True
 
@@ -291,7 +280,7 @@ class CheckpointManager:
         }
         if background:
             handle = self._store.commit_async(state, just_in_time=self._just_in_time, **options)
-            self._flight, self._before_flight = handle, self._saved
+            self._saves.begun(handle)
             self._tidy(lambda: handle.exception() is None)
         else:
             self._store.commit(state, **options)
@@ -314,7 +303,7 @@ class CheckpointManager:
 
     def _wants(self, decision: _Decision) -> bool:
         final = decision.preempted and not self._final
-        return (decision.due or final) and decision.step != self._saved.step
+        return (decision.due or final) and decision.step != self._saves.last.step
 
     def _agree(self, step: int) -> _Decision:
         number = check_step(step)
@@ -324,47 +313,23 @@ class CheckpointManager:
 
     def _decide(self, step: int) -> _Decision:
         due = False
-        with self._holding():  # the others wait for this rank's ballot
+        with self._saves.holding():  # the others wait for this rank's ballot
             self._surface()
             due = self._agreement.leads and self._policy.due(self._moment(step))
         preempted = self._watch is not None and self._watch.preempted
-        ballot = self._agreement.agree(step, Ballot(due, preempted, self._error is not None))
+        ballot = self._agreement.agree(step, Ballot(due, preempted, self._saves.failed))
         if ballot.failed and (self._final or not ballot.preempted):  # as in `_save`
             self._surface()
-            self._land()  # it is all ranks' commit: what failed on another rank is about to fail here
+            self._saves.land()  # it is all ranks' commit: what failed on another rank is about to fail here
             raise RankFailed(f"another rank failed before step {step}: its own error says why")
         return _Decision(step, ballot.due, ballot.preempted)
 
     def _moment(self, step: int) -> Moment:
-        last = self._last if self._saved.step is None else self._saved.step
-        return Moment(step, last, time.monotonic() - self._saved.at, self.is_saving_in_progress())
-
-    @contextmanager
-    def _holding(self) -> Iterator[None]:
-        """Keep what is raised for the next `_surface`."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - whatever it is
-            self._error = error
+        saved = self._saves.last
+        last = self._last if saved.step is None else saved.step
+        return Moment(step, last, time.monotonic() - saved.at, self._saves.in_progress)
 
     def _surface(self) -> None:
-        """Raise what failed and nobody saw; wait for nothing."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        if self._flight is not None and self._flight.done():
-            self._land()
+        """Raise what failed in the background and nobody saw; wait for nothing."""
+        self._saves.surface()
         self._upkeep.surface()
-
-    def _land(self) -> None:
-        """Wait for the commit in flight, and raise what failed of it."""
-        if self._flight is not None:
-            try:
-                self._flight.surface()
-            finally:
-                self._take_back()
-
-    def _take_back(self) -> None:
-        """What failed in the background was not saved."""
-        if self._flight is not None and self._flight.done() and self._flight.exception() is not None:
-            self._flight, self._saved = None, self._before_flight

@@ -90,7 +90,7 @@ def replicas(store, rank):
 
 
 def wait_for_failure(manager):
-    assert manager._flight.exception()
+    assert manager._saves.flight.exception()
 
 
 def refuse(*_):

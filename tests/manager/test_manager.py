@@ -328,7 +328,7 @@ def test_a_commit_that_failed_is_told_by_the_next_call_once(gated, state, call):
     manager = CheckpointManager(store, 1)
     gate.error = StorageFull("no space")
     manager.save(0, state())
-    assert manager._flight and manager._flight.exception()
+    assert manager._saves.flight and manager._saves.flight.exception()
     arguments = {"save": (1, state()), "save_async": (1, state()), "join": (), "close": ()}.get(call, (1,))
     with pytest.raises(StorageFull, match="no space"):
         getattr(manager, call)(*arguments)
@@ -344,7 +344,7 @@ def test_a_step_whose_commit_failed_is_not_saved_already(gated, state, call):
         gate.error = StorageFull("no space")
         manager.save(0, state())
         if call != "join":
-            assert manager._flight and manager._flight.exception()
+            assert manager._saves.flight and manager._saves.flight.exception()
         arguments = {"save": (5, state()), "should_save": (5,), "join": ()}[call]
         with pytest.raises(StorageFull):
             getattr(manager, call)(*arguments)

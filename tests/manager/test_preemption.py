@@ -251,7 +251,7 @@ def test_what_failed_before_does_not_cost_the_last_commit(gated, state):
     manager = CheckpointManager(store, 2)
     gate.error = StorageFull("no space")
     manager.save(0, state())
-    assert manager._flight and manager._flight.exception()
+    assert manager._saves.flight and manager._saves.flight.exception()
     os.kill(os.getpid(), signal.SIGTERM)
     assert manager.save(1, state())
     assert manager.latest_step() == 1
