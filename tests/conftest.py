@@ -10,10 +10,12 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+import ckptstore
 from ckptstore.testing import servers
 from ckptstore.testing.proxy import Proxy
 from ckptstore.testing.servers import Bucket
@@ -48,6 +50,13 @@ def pytest_collection_finish() -> None:
     """Exempt what was imported from Python's garbage collection, which took a sixth of the time of stores' tests."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ckptstore.Store]:
+    """An empty store whose chunks are so small that tensors of the tests span several."""
+    with ckptstore.open(tmp_path / "store", chunk_bytes=4096) as opened:
+        yield opened
 
 
 @pytest.fixture

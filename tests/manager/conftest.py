@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import ckptstore
 from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import site_of
@@ -32,12 +31,6 @@ class Gated(Intercepted):
             if error is not None:
                 raise error
         return operation()
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ckptstore.open(tmp_path / "store", chunk_bytes=4096) as store:
-        yield store
 
 
 @pytest.fixture

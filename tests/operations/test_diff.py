@@ -69,12 +69,6 @@ def test_changed_bytes_are_those_of_changed_chunks(old, new):
         assert changes[0].changed_bytes == sum(size for before, after, size in pairs if before != after)
 
 
-@pytest.fixture
-def store(tmp_path):
-    with ckptstore.open(tmp_path / "store", chunk_bytes=4096) as opened:
-        yield opened
-
-
 def numbers_of(store, old, new, **options):
     store.commit({"x": {"t": old}}, step=0)
     store.commit({"x": {"t": new}}, step=1)

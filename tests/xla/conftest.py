@@ -8,8 +8,6 @@ from importlib.util import find_spec
 import pytest
 import torch.distributed as dist
 
-import ckptstore
-
 if find_spec("torch_xla") is None:
     collect_ignore_glob = ["*"]
 else:
@@ -26,10 +24,3 @@ def spmd():
     dist.init_process_group("gloo", init_method="xla://")
     yield
     dist.destroy_process_group()
-
-
-@pytest.fixture
-def store(tmp_path):
-    """An empty store whose chunks are so small that tensors of the tests span several."""
-    with ckptstore.open(tmp_path / "store", chunk_bytes=4096) as made:
-        yield made
