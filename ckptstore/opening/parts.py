@@ -16,6 +16,7 @@ from ckptstore.chunkstore.sealed_catalog import sealed_catalog
 from ckptstore.errors import CatalogError, CatalogNotFound, InvalidArgument
 from ckptstore.format import version
 from ckptstore.format.codecs import Level
+from ckptstore.format.version import StoreConfig
 from ckptstore.opening.catalogs import (
     catalog_url,
     check_catalog_present,
@@ -35,7 +36,7 @@ from ckptstore.opening.settings import (
     no_store,
     read_config,
 )
-from ckptstore.storage import open_storage
+from ckptstore.storage import Storage, open_storage
 from ckptstore.storage.wrappers import ReadOnly
 from ckptstore.unlocking import KeyFile, new_passphrase, unlock
 
@@ -67,31 +68,44 @@ def open_parts(
         return open_documents(storage, config, key_file, encrypt=encrypt)
     address = catalog_url(storage, catalog)
     database = Database(address)
-    if config is None and key_file is not None and not encrypt:
-        raise InvalidArgument(f"{storage.url} is no store yet: give encrypt=True beside key_file=, or leave both out")
-    if config is None:  # no folder is made before all that can be wrong was looked at
-        if encrypt:
-            new_passphrase(key_file)
-        check_free(database, storage)
+    if config is None:
+        _check_may_be_made(storage, database, key_file, encrypt=encrypt)
         storage = open_storage(url, storage_options=storage_options, create=True)
-    config = config or found_store(storage, digest or _DIGEST, chunk_bytes, encrypt=encrypt, key_file=key_file)
+        config = found_store(storage, digest or _DIGEST, chunk_bytes, encrypt=encrypt, key_file=key_file)
     version.check_features(config.requires_read, "read", storage.url)
     sealer = unlock(storage, config, key_file, encrypt=encrypt)
     refusal = f"the store {storage.url} was opened for reading only: open it without read_only" if read_only else ""
     check_catalog_present(address, storage)
-    before = partial(check_no_commits, storage)
     try:
-        found = open_catalog(address, create=create, refusal=refusal, before_making=before, database=database)
-        with ExitStack() as on_error:
-            on_error.callback(found.close)
-            check_owner(storage, found, config, read_only=read_only)
-            on_error.pop_all()
+        found = _own_catalog(address, database, storage, config, create=create, refusal=refusal)
     except CatalogNotFound:
         if catalog is not None or not read_only or not has_commits(storage):
             raise
         return open_documents(storage, config, key_file, encrypt=encrypt)  # an interrupted rebuild left what is there
     place = ReadOnly(storage, refusal) if read_only else storage
     return ChunkStore(place, sealed_catalog(found, sealer), config, sealer, compression)
+
+
+def _check_may_be_made(storage: Storage, database: Database, key_file: KeyFile, *, encrypt: bool) -> None:
+    """Raises what making a store there would, before any folder is made."""
+    if key_file is not None and not encrypt:
+        raise InvalidArgument(f"{storage.url} is no store yet: give encrypt=True beside key_file=, or leave both out")
+    if encrypt:
+        new_passphrase(key_file)
+    check_free(database, storage)
+
+
+def _own_catalog(
+    address: str, database: Database, storage: Storage, config: StoreConfig, *, create: bool, refusal: str
+) -> Catalog:
+    """This store's catalog, which is made if it is missing and `create` allows it. Raises CatalogError."""
+    before = partial(check_no_commits, storage)
+    found = open_catalog(address, create=create, refusal=refusal, before_making=before, database=database)
+    with ExitStack() as on_error:
+        on_error.callback(found.close)
+        check_owner(storage, found, config, read_only=bool(refusal))
+        on_error.pop_all()
+    return found
 
 
 def attach_parts(
