@@ -21,7 +21,8 @@ from ckptstore.state.kinds import Kind, kind_named, kind_of
 
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _SEQUENCES = frozenset({list, tuple, set, frozenset})
-_MAPPINGS = frozenset({"dict", "OrderedDict"})
+ENCODED_MAPPINGS = frozenset({"dict", "OrderedDict"})
+"""Kinds of mappings that an encoded value may hold."""
 _SETS = frozenset({"set", "frozenset"})
 _MOST_NESTED = 32
 _LONG = 8
@@ -39,7 +40,7 @@ def is_plain(value: object, depth: int = 0) -> bool:
     if cls in _SCALARS:
         return True
     kind = kind_of(value)
-    return kind is not None and kind.name not in _MAPPINGS
+    return kind is not None and kind.name not in ENCODED_MAPPINGS
 
 
 def encode(value: object, path: str, *, allow_pickle: bool = False) -> Value:

@@ -13,10 +13,9 @@ from msgspec.structs import replace
 
 from ckptstore.format.manifest import MAPPINGS, Container, Value
 from ckptstore.state.paths import segment
+from ckptstore.state.values import ENCODED_MAPPINGS
 
 Key = TypeVar("Key")
-
-_MAPPINGS = frozenset({"dict", "OrderedDict"})
 
 
 def joined(known: Container, other: Container) -> Container:
@@ -43,7 +42,7 @@ def _both(known: Value, other: Value) -> Value:
 
 
 def _mapping_kind(encoded: Value) -> str | None:
-    return next(iter(_MAPPINGS & encoded.keys()), None) if isinstance(encoded, dict) else None
+    return next(iter(ENCODED_MAPPINGS & encoded.keys()), None) if isinstance(encoded, dict) else None
 
 
 def _by_key(items: Sequence[Value]) -> dict[bytes, Value]:
