@@ -6,7 +6,7 @@ import os
 import uuid
 from pathlib import Path
 
-from ckptstore.errors import CorruptData, InvalidArgument, MissingData, WrongKey
+from ckptstore.errors import CorruptData, InvalidArgument, MissingData, ObjectNotFound, WrongKey
 from ckptstore.format import keys
 from ckptstore.format.sealing import KEY_BYTES, Sealer, WrappedKey, require_cryptography
 from ckptstore.format.version import ENCRYPTION, StoreConfig
@@ -105,6 +105,8 @@ def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> tuple
         try:
             data = storage.get(place)
             key = keys.unwrap(data, passphrase, config.id)
+        except ObjectNotFound:  # another passphrase took its place since it was listed
+            continue
         except CorruptData:
             damaged.append(place)
             continue

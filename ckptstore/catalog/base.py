@@ -157,7 +157,8 @@ class Catalog(Protocol):
         """
 
     def rewrite(self, session: str, new: Rewrite) -> None:
-        """Let commits need other packs, durably, and end the session. Commits that were purged meanwhile are left out.
+        """Let commits need other packs, durably, and end the session. Left out are commits that were purged meanwhile,
+        and, unless the packs are `damaged`, those that need none of them any more, since another gc was faster.
 
         Raises:
             SessionFenced: the session is not open any more, a pack that is needed is gone, or, with `damaged`, another

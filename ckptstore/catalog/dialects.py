@@ -55,8 +55,16 @@ BUSY_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 """How long a writer may be silent while it holds the store's lock; Postgres ends its transaction then."""
 
-_LINK = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
-"""How soon a Postgres that is not there any more is noticed, in seconds and tries."""
+_LINK = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""How soon a Postgres that is not there any more is noticed, in seconds and tries, and in milliseconds where something
+is under way to it: systems send no keepalives then, and try for a quarter of an hour to deliver it.
+"""
 
 _NO_ANSWER = re.compile(
     "refused|reset|time[d ]?out|closed|unreachable|starting up|shutting down|recovery mode|accepting connections|"

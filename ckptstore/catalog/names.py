@@ -96,7 +96,7 @@ def restore(db: Connection, run: str, step: int) -> CommitRecord:
     key = queries.run_key(db, run)
     deleted = select(commits.c.step).where(commits.c.run == key, ~queries.LIVE)
     last = deleted.with_only_columns(commits.c.key).where(commits.c.step == step)
-    last_key = db.execute(last.order_by(commits.c.deleted.desc(), commits.c.key.desc()).limit(1)).scalar()
+    last_key = db.execute(last.order_by(commits.c.key.desc()).limit(1)).scalar()
     if last_key is None:
         near = nearest(step, db.execute(deleted.order_by(commits.c.step)).scalars())
         there = "it is there" if finding.live_at(db, key, step) is not None else near

@@ -26,6 +26,8 @@ def rewrite(db: Connection, session: str, new: Rewrite) -> None:
     users = _keys(db, commits.c.id, commits.c.key, list(new.needs))
     if new.damaged:
         _retire(db, list(old.values()), users)
+    else:
+        users = _needing(db, users, list(old.values()))
     making.make_live(db, own, new.packs)
     _replace_edges(db, new, keys, list(old.values()), users)
     _note_lost(db, new.lost, users)
@@ -37,6 +39,14 @@ def _keys(db: Connection, name: Column[str], key: Column[int], names: Sequence[s
     for some in in_lists(names):
         found.update(db.execute(select(name, key).where(name.in_(some))).all())
     return found
+
+
+def _needing(db: Connection, users: Keys, old: Sequence[int]) -> dict[str, int]:
+    """Those of the commits that need any of these packs; what the others needed of them was moved meanwhile."""
+    found: set[int] = set()
+    for some in in_lists(old):
+        found.update(db.execute(select(commit_packs.c.commit).where(commit_packs.c.pack.in_(some))).scalars())
+    return {commit: key for commit, key in users.items() if key in found}
 
 
 def _retire(db: Connection, old: Sequence[int], users: Keys) -> None:

@@ -147,15 +147,15 @@ def _make_exist(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
 
 
 def _make_exist_again(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
-    """The reply was lost: asking for the same finds the commit made, or makes it."""
+    """The reply was lost: the commit was made, and may be deleted since, or asking for the same makes it."""
+    made = catalog.by_id(new.id)
+    if made is not None:
+        return made
     try:
         return catalog.commit(session, new)
     except SessionFenced as error:
-        made = catalog.by_id(new.id)  # somebody may have deleted it since
-        if made is None:
-            unknown = f"nobody knows whether step {new.step} of run {new.run!r} was committed for a moment"
-            raise CatalogError(f"{unknown}; it is not there now: commit again") from error
-        return made
+        unknown = f"nobody knows whether step {new.step} of run {new.run!r} was committed for a moment"
+        raise CatalogError(f"{unknown}; it is not there now: commit again") from error
 
 
 def discard(storage: Storage, keys: Iterable[str]) -> None:

@@ -31,7 +31,7 @@ from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.publish import commit_of
 from ckptstore.operations.session import LEASE_SECONDS
-from ckptstore.operations.tags import enter_tags
+from ckptstore.operations.tags import enter_tags, tag_keys
 from ckptstore.operations.twins import damaged_copies, twins, without_damaged
 from ckptstore.storage.base import Storage
 
@@ -77,13 +77,15 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     Raises StorageError when something cannot be read now: it is not left out, since it may be there later.
     """
     left_out: list[LeftOut] = []
+    before = {*tag_keys(chunks), *_document_keys(chunks)}  # of what comes while packs are read, some would be missed
     held = _without_damaged(chunks, list(_read_packs(chunks.storage, left_out)))
     places = Places()
     for pack in held.values():
         for chunk in pack.chunks:
             places.add(0, chunk)
     superseded: list[LeftOut] = []
-    found = list(_read_documents(chunks, places, left_out))
+    keys = [key for key in _document_keys(chunks) if key in before]
+    found = list(_read_documents(chunks, keys, places, left_out))
     lacking = [one for one in found if one.lacking]
     left_out += [LeftOut(one.key, one.lacking) for one in lacking]
     candidates = _newest([one for one in found if not one.lacking], superseded)
@@ -101,7 +103,7 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     _leave_out(chunks.catalog, lacking)
     tags = enter_tags(chunks)
     _forget(chunks.catalog, [key for key, _ in tags.superseded])
-    stale = [LeftOut(key, reason) for key, reason in (*tags.useless, *tags.superseded)]
+    stale = [LeftOut(key, reason) for key, reason in (*tags.useless, *tags.superseded) if key in before]
     return RebuildReport(len(candidates) - len(gone), len(live), (*left_out, *superseded, *gone, *stale))
 
 
@@ -125,18 +127,28 @@ def _without_damaged(chunks: ChunkStore, packs: Sequence[NewPack]) -> dict[str, 
 
 
 def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[NewPack]:
-    found = list(storage.list(PACKS))
-    for info, pack in zip(
-        found, each(found, lambda info: _or_reason(lambda: read_any_pack(storage, info))), strict=True
-    ):
+    """Those that are there in the end: a gc may move what is needed of some into others meanwhile."""
+    read: dict[str, NewPack | str] = {}
+    listed = list(storage.list(PACKS))
+    while fresh := [info for info in listed if info.key not in read]:
+        found = each(fresh, lambda info: _or_reason(lambda: read_any_pack(storage, info)))
+        read.update(zip((info.key for info in fresh), found, strict=True))
+        listed = list(storage.list(PACKS))
+    for info in listed:
+        pack = read[info.key]
         if isinstance(pack, str):
             left_out.append(LeftOut(info.key, pack))
         else:
             yield pack
 
 
-def _read_documents(chunks: ChunkStore, places: Places, left_out: list[LeftOut]) -> Iterator[_Candidate]:
-    keys = [info.key for info in chunks.storage.list(document.PREFIX)]
+def _document_keys(chunks: ChunkStore) -> list[str]:
+    return [info.key for info in chunks.storage.list(document.PREFIX)]
+
+
+def _read_documents(
+    chunks: ChunkStore, keys: Sequence[str], places: Places, left_out: list[LeftOut]
+) -> Iterator[_Candidate]:
     for key, found in zip(keys, each(keys, lambda key: _or_reason(lambda: _check(chunks, key, places))), strict=True):
         if isinstance(found, str):
             left_out.append(LeftOut(key, found))

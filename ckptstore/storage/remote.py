@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -58,17 +59,18 @@ class FsspecStorage:
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        self._reached_by = url, storage_options
+        self._reached_by = url, storage_options or {}
         self._url = without_password(url)
-        self._secrets = secrets_of(url, storage_options or {})
-        self._fs, root = connect(url, storage_options or {})
+        self._secrets = secrets_of(*self._reached_by)
+        client, root = connect(*self._reached_by)
+        self._clients = {os.getpid(): client}
         self._root = root.rstrip("/")
         self._turn = turns(self._fs)
         self._web = is_web(url)
         self._how = how_to_put(self._fs)
         self.refusal = "" if stores_whole(self._fs) and not self._web else f"{self._url} {_REFUSAL}"
 
-    def __reduce__(self) -> tuple[type[FsspecStorage], tuple[str, Mapping[str, Any] | None]]:
+    def __reduce__(self) -> tuple[type[FsspecStorage], tuple[str, Mapping[str, Any]]]:
         return type(self), self._reached_by
 
     def __repr__(self) -> str:
@@ -78,6 +80,14 @@ class FsspecStorage:
     def url(self) -> str:
         """The URL without its password."""
         return self._url
+
+    @property
+    def _fs(self) -> Any:
+        """This process's own client. A parent's stays, unused: what it has open is for the parent to close."""
+        process = os.getpid()
+        if process not in self._clients:
+            self._clients.setdefault(process, connect(*self._reached_by)[0])
+        return self._clients[process]
 
     @property
     def copies(self) -> int:

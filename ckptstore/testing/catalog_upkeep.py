@@ -81,6 +81,14 @@ class CatalogUpkeepConformance:
         assert catalog.lost() == {}
         assert collect(catalog) == ([], [new.name])
 
+    def test_what_another_gc_has_moved_is_not_moved_again(self, catalog: Catalog) -> None:
+        old, first, second = new_pack("a", "b"), new_pack("a"), new_pack("a")
+        commit = make(catalog, new_commit(0, [old]))
+        for new in (first, second):
+            rewriting(catalog, Rewrite([new], [old.name], {commit.id: {new.name: 10}}))
+        assert [pack.name for pack in catalog.packs(commit.id)] == [first.name]
+        assert collect(catalog) == ([], sorted([old.name, second.name]))
+
     def test_a_fenced_rewrite_changes_nothing(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
         old, new, gone = new_pack("a", "b"), new_pack("a"), new_pack("c")
         commit = make(catalog, new_commit(0, [old]))

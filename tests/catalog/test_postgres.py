@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import subprocess
 import time
 import uuid
@@ -82,6 +83,15 @@ def test_waiting_for_the_lock_ends(postgres, monkeypatch):
         with catalog._database.write(), pytest.raises(CatalogBusy, match="try again"):
             make(other, new_commit(0))
         make(other, new_commit(0))
+
+
+def test_what_a_server_does_not_take_is_given_up_within_a_minute(far_postgres):
+    """Systems try for a quarter of an hour to deliver what was sent, and send no keepalives meanwhile."""
+    url, _ = far_postgres
+    with closing(Database(url)) as database, database.read() as connection:
+        descriptor = os.dup(connection.connection.dbapi_connection.fileno())
+        with socket.socket(fileno=descriptor) as link:
+            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
 
 def test_a_password_is_not_told():

@@ -238,6 +238,16 @@ def test_a_forked_child_has_its_own_connections(url):
     assert catalog.check() == []
 
 
+def test_the_last_deletion_is_taken_back_whatever_the_clock_says(url):
+    catalog = open_catalog(url, create=True)
+    for content, deleted in (("first", 200.0), ("second", 100.0)):
+        made = make(catalog, new_commit(0, content=content))
+        catalog.delete([made])
+        with catalog._database.write() as connection:
+            connection.exec_driver_sql(f"UPDATE commits SET deleted = {deleted} WHERE id = '{made.id}'")
+    assert catalog.restore("main", 0).content == digest("second")
+
+
 def test_who_may_only_read_is_not_disturbed_by_writers_that_come_and_go(url, path, monkeypatch):
     make(open_catalog(url, create=True), new_commit(0))
     monkeypatch.setattr(dialects, "_writable", lambda _: False)

@@ -319,6 +319,48 @@ def test_a_document_that_is_removed_meanwhile_is_left_out(place, monkeypatch):
         assert_exact(store, "main", 3)
 
 
+def opened_amid(place, act):
+    """The store, opened without its catalog, while something happens before the first pack is read."""
+    parts = site_of(place).parts()
+    meanwhile = Meanwhile(parts.storage, "get_ranges", act)
+    opened = documents.open_documents(meanwhile, parts.config, None, encrypt=False)
+    assert meanwhile.happened
+    parts.close()
+    return Store(opened, "main")
+
+
+def test_a_commit_that_is_made_while_a_store_is_opened_without_its_catalog_is_not_told_as_left_out(place, recwarn):
+    def commit():
+        with site_of(place).open() as other:
+            other.commit(state_of("main", 5), step=5)
+            other.tag("best", 5)
+
+    with opened_amid(place, commit) as store:
+        assert set(store.steps()) >= {1, 2, 3, 4}
+        for step in store.steps():
+            assert_exact(store, "main", step)
+    assert not list(recwarn)
+
+
+def test_what_gc_moves_while_a_store_is_opened_without_its_catalog_is_found(tmp_path, recwarn):
+    blocks = {f"{number}": torch.arange(10_240) * (number + 1) for number in range(8)}
+    place = tmp_path / "store"
+    with site_of(place).open(chunk_bytes=4096) as store:
+        store.commit(blocks, step=0)
+        store.commit({"0": blocks["0"]}, step=1)
+        store.delete(0)
+        store.gc(grace=0)
+
+    def move():
+        with site_of(place).open() as other:
+            assert other.gc(grace=0).rewritten == 1
+
+    with opened_amid(place, move) as store:
+        assert store.steps() == [1]
+        assert_same(store.checkout(1), {"0": blocks["0"]})
+    assert not list(recwarn)
+
+
 def test_an_interrupted_one_is_done_again(place, monkeypatch):
     before = told(place)
     lose(place)

@@ -157,19 +157,10 @@ def test_threads_commit_in_the_background_of_one_store(tmp_path):
     assert_nothing_leaked(tmp_path / "store")
 
 
-def test_a_fork_of_an_open_store(tmp_path):
-    script = """
-import os, sys, ckptstore
-from ckptstore.testing.audit import (
-    CHUNK_BYTES,
-    Site,
-    assert_exact,
-    assert_nothing_leaked,
-    assert_whole,
-    site_of,
-    state_of,
-)
-store = ckptstore.open(sys.argv[1], chunk_bytes=CHUNK_BYTES, compression="best")
+FORKING = """
+import json, os, sys
+from ckptstore.testing.audit import CHUNK_BYTES, Site, state_of
+store = Site(**json.loads(sys.argv[1])).open(chunk_bytes=CHUNK_BYTES)
 store.commit(state_of("main", 0), step=0)
 store.checkout(0)
 child = os.fork()
@@ -180,9 +171,20 @@ if child:
     assert os.waitpid(child, 0)[1] == 0
     store.commit(state_of("main", 7), step=7)
 """
-    subprocess.run([sys.executable, "-c", script, tmp_path / "store"], env=ENVIRONMENT, check=True)
-    assert assert_whole(tmp_path / "store") == {("main", step) for step in range(8)}
-    assert_nothing_leaked(tmp_path / "store")
+
+
+@pytest.fixture(params=["folder", "servers"])
+def place(request, tmp_path):
+    if request.param == "folder":
+        return Site(str(tmp_path / "store"))
+    bucket = request.getfixturevalue("s3")
+    return Site(bucket.url, request.getfixturevalue("postgres"), bucket.options)
+
+
+def test_a_fork_of_an_open_store(place):
+    subprocess.run([sys.executable, "-c", FORKING, json.dumps(asdict(place))], env=ENVIRONMENT, check=True)
+    assert assert_whole(place) == {("main", step) for step in range(8)}
+    assert_nothing_leaked(place)
 
 
 def test_a_store_left_open_across_its_own_commits_sees_those_of_others(tmp_path):

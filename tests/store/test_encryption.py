@@ -7,7 +7,7 @@ import os
 import pickle
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import msgspec
@@ -388,6 +388,25 @@ def test_an_interrupted_change_of_the_passphrase(site, key, tmp_path):
             assert_exact(store, "main", 0)
     ckptstore.change_key(site, key, key_file=new)
     assert len(list(site.glob("keys/*.key"))) == 1
+
+
+def test_who_opens_it_in_the_midst_of_a_change_of_the_passphrase(site, key, tmp_path, monkeypatch):
+    new = tmp_path / "new"
+    new.write_text("tr0ub4dor&3")
+    (old,) = site.glob("keys/*.key")
+    kept, get = old.read_bytes(), LocalStorage.get
+
+    def removed_since_it_was_listed(self, name):
+        if name.endswith(old.name):
+            old.unlink()
+        return get(self, name)
+
+    ckptstore.change_key(site, new)
+    for passphrase, opening in ((key, pytest.raises(WrongKey)), (new, nullcontext())):
+        old.write_bytes(kept)
+        with monkeypatch.context() as patched, opening:
+            patched.setattr(LocalStorage, "get", removed_since_it_was_listed)
+            ckptstore.open(site, key_file=passphrase).close()
 
 
 def test_altered_and_moved_bytes_do_not_open(site):

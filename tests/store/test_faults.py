@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 import ckptstore
-from ckptstore.errors import CatalogError, CkptStoreError
+from ckptstore.catalog.catalog import SqlCatalog
+from ckptstore.errors import CatalogError, CatalogUnavailable, CkptStoreError
 from ckptstore.store import Store
 from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, site_of, state_of
 from ckptstore.testing.equality import assert_same
@@ -157,3 +158,23 @@ def test_an_interrupt_is_not_lost_when_the_catalog_fails_too(template, tmp_path,
         commit(store)
     assert assert_whole(place) == KEPT
     assert_nothing_leaked(place)
+
+
+@pytest.mark.parametrize("anew", [4, 5], ids=["the same", "another state"])
+def test_a_lost_reply_to_a_commit_that_is_deleted_and_made_anew_at_once(template, tmp_path, monkeypatch, anew):
+    place, commit = shutil.copytree(template, tmp_path / "store"), SqlCatalog.commit
+
+    def losing(self, session, new):
+        commit(self, session, new)
+        monkeypatch.setattr(SqlCatalog, "commit", commit)
+        with site_of(place).open() as other:
+            other.delete(4)
+            other.commit(state_of("main", anew), step=4)
+        raise CatalogUnavailable("the reply was lost")
+
+    monkeypatch.setattr(SqlCatalog, "commit", losing)
+    with site_of(place).open() as store:
+        made = store.commit(state_of("main", 4), step=4)
+        assert made.deleted is not None
+        assert made.id != store.find(4).id
+        assert store.verify().ok

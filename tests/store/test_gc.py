@@ -137,6 +137,8 @@ def test_two_rewrite_at_once(place, verb):
     with site_of(place).open() as store:
         assert_same(store.checkout(1), state(0, 100))
         assert store.verify().ok
+        assert store.stats().packs == {"live": 2}
+        assert store.plan_gc(grace=0).rewrite == ()
     assert_nothing_leaked(place)
 
 

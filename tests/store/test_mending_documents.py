@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ckptstore
+from ckptstore.catalog.catalog import SqlCatalog
 from ckptstore.errors import SessionFenced
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.repair import plan_repair
@@ -49,6 +50,24 @@ def executed(place, verb, act):
         return replace(plan, chunks=replace(parts, storage=meanwhile)).execute()
     finally:
         assert meanwhile.happened
+
+
+def test_what_is_purged_during_a_repair_is_not_told_as_lost(place, monkeypatch):
+    listed = SqlCatalog.commits
+
+    def purging(self, *args, **options):
+        found = listed(self, *args, **options)
+        with monkeypatch.context() as patched, ckptstore.open(place) as other:
+            patched.setattr(SqlCatalog, "commits", listed)
+            other.delete(max(other.steps()))
+            other.gc(grace=0)
+        return found
+
+    with ckptstore.open(place) as store:
+        store.untag("best")
+        plan = store.plan_repair()
+        monkeypatch.setattr(SqlCatalog, "commits", purging)
+        assert plan.execute().lost == ()
 
 
 @pytest.mark.parametrize("lost", ["deleted", "live"])
