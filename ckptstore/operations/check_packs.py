@@ -61,7 +61,12 @@ def check_data(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterat
         damaged.add(frame.digest if frame else b"")
         yield Problem(info.key, detail, frame.digest if frame else b"")
     left = [location for digest, location in recorded.items() if digest not in damaged]
-    for some in groups(left, lambda location: len(location.bases) * location.raw_length, _BATCH_BYTES, _BATCH_CHUNKS):
+    below = chunks.catalog.locate(sorted({base for location in left for base in location.bases}))
+
+    def beneath(location: ChunkLocation) -> int:
+        return sum(below[base].raw_length for base in location.bases if base in below)
+
+    for some in groups(left, beneath, _BATCH_BYTES, _BATCH_CHUNKS):
         bases = dict(_readable(chunks, sorted({base for location in some for base in location.bases})))
         for location in some:
             if bases.keys() >= set(location.bases):  # otherwise it is told of the pack where that lies

@@ -26,8 +26,10 @@ from ckptstore.state.new_arrays import allocate
 from ckptstore.state.tree import unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.hostile import memory_store, seal_document, seal_pack
+from ckptstore.testing.memory import peak_of
 
 DIGEST = b"d" * 16
+_XXH3 = digest_named("xxh3_128")
 
 
 def tensor(**changes: Any) -> TensorEntry:
@@ -387,6 +389,27 @@ def test_two_documents_of_one_id(tmp_path):
     report = ckptstore.rebuild_catalog(tmp_path / "store")
     with ckptstore.open(tmp_path / "store") as store:
         assert len(store.log()) == report.commits == 2 - len(report.left_out)
+
+
+def test_small_chunks_that_rest_on_large_ones_are_not_verified_at_once(tmp_path):
+    """Of 32 bases of 4 MiB each, in a pack of 20 KB."""
+    large = [bytes((4 << 20) - 1) + bytes([number]) for number in range(32)]
+    digests, builder = [_XXH3.compute(raw) for raw in large], packs.PackBuilder(sectors=False)
+    for raw, digest in zip(large, digests, strict=True):
+        builder.add(digest, ZSTD.number, ZSTD.encode(memoryview(raw)), len(raw))
+    small = [bytes([number]) for number in range(30)]
+    for number, raw in enumerate(small):
+        builder.add(_XXH3.compute(raw), RAW.number, raw, 1, b"".join(digests[number : number + 3]))
+    shape: dict[str, Any] = {"dtype": "uint8", "itemsize": 1, "shape": (30,), "chunk_shape": (1,)}
+    entry = chunked(**shape, chunks=b"".join(map(_XXH3.compute, small)))
+    state = msgspec.structs.replace(a_document(manifest=Manifest({"x": entry}, {})), bases=b"".join(digests))
+    write_store(tmp_path / "store", state)
+    path = tmp_path / "store" / packs.pack_key("ab" * 16)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"".join(builder.finish()))
+    assert ckptstore.rebuild_catalog(tmp_path / "store").commits == 1
+    with ckptstore.open(tmp_path / "store") as store:
+        assert peak_of(store.verify) < 40 << 20
 
 
 MEASURE = """
