@@ -22,6 +22,7 @@ from ckptstore.format.codecs import RAW, ZSTD
 from ckptstore.format.digests import digest_named
 from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry, ValueEntry, check_consistent
 from ckptstore.operations.load import load_arrays, load_values
+from ckptstore.operations.problem import Problem
 from ckptstore.state.new_arrays import allocate
 from ckptstore.state.tree import unflatten
 from ckptstore.state.values import decode
@@ -391,8 +392,8 @@ def test_two_documents_of_one_id(tmp_path):
         assert len(store.log()) == report.commits == 2 - len(report.left_out)
 
 
-def test_small_chunks_that_rest_on_large_ones_are_not_verified_at_once(tmp_path):
-    """Of 32 bases of 4 MiB each, in a pack of 20 KB."""
+def test_small_chunks_that_rest_on_large_ones(tmp_path):
+    """On 32 of 4 MiB, in a pack of 20 KB: none of these is read."""
     large = [bytes((4 << 20) - 1) + bytes([number]) for number in range(32)]
     digests, builder = [_XXH3.compute(raw) for raw in large], packs.PackBuilder(sectors=False)
     for raw, digest in zip(large, digests, strict=True):
@@ -408,8 +409,13 @@ def test_small_chunks_that_rest_on_large_ones_are_not_verified_at_once(tmp_path)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"".join(builder.finish()))
     assert ckptstore.rebuild_catalog(tmp_path / "store").commits == 1
+    problems: list[Problem] = []
     with ckptstore.open(tmp_path / "store") as store:
-        assert peak_of(store.verify) < 40 << 20
+        with pytest.raises(CorruptData, match=r"x: its chunk \w+ rests on one of 4194304 bytes, and holds 1"):
+            store.read(1, "x", index=5)
+        assert peak_of(lambda: problems.extend(store.verify().problems)) < 16 << 20
+    found = [problem.affected for problem in problems if "rests on one of another size" in problem.detail]
+    assert found == [("main@1 x",)] * 30
 
 
 MEASURE = """
