@@ -60,9 +60,8 @@ def check_data(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterat
     for frame, detail in packs.problems(data, pack.name):
         damaged.add(frame.digest if frame else b"")
         yield Problem(info.key, detail, frame.digest if frame else b"")
-    yield from _check_chunks(
-        chunks, info.key, data, [location for digest, location in recorded.items() if digest not in damaged]
-    )
+    left = [location for digest, location in recorded.items() if digest not in damaged]
+    yield from _check_chunks(chunks, info.key, data, left)
 
 
 def _check_chunks(chunks: ChunkStore, key: str, data: memoryview, found: Sequence[ChunkLocation]) -> Iterator[Problem]:
@@ -70,17 +69,21 @@ def _check_chunks(chunks: ChunkStore, key: str, data: memoryview, found: Sequenc
     below = chunks.catalog.locate(sorted({base for location in found for base in location.bases}))
     fitting = []
     for location in found:
-        if all(below[base].raw_length == location.raw_length for base in location.bases if base in below):
-            fitting.append(location)
-        else:
+        sizes = [below[base].raw_length for base in location.bases if base in below]
+        if any(size != location.raw_length for size in sizes):
             yield Problem(key, f"the chunk at {location.offset} rests on one of another size", location.digest)
-    for some in groups(
-        fitting, lambda location: len(location.bases) * location.raw_length, _BATCH_BYTES, _BATCH_CHUNKS
-    ):
+        elif len(sizes) == len(location.bases):  # otherwise it is told of what is not found
+            fitting.append(location)
+    for some in groups(fitting, _beneath, _BATCH_BYTES, _BATCH_CHUNKS):
         bases = dict(_readable(chunks, sorted({base for location in some for base in location.bases})))
         for location in some:
             if bases.keys() >= set(location.bases):  # otherwise it is told of the pack where that lies
                 yield from _check_chunk(chunks, key, data, location, [bases[base] for base in location.bases])
+
+
+def _beneath(location: ChunkLocation) -> int:
+    """Bytes of all that a chunk rests on."""
+    return len(location.bases) * location.raw_length
 
 
 def _readable(chunks: ChunkStore, digests: Sequence[bytes]) -> Iterator[tuple[bytes, memoryview]]:
