@@ -56,13 +56,13 @@ class Places:
     def _below(self, digests: set[bytes], within: Collection[bytes] | None) -> dict[bytes, list[_Ranked]]:
         """The places of chunks that are whole nowhere, and of all such that they may rest on."""
         found: dict[bytes, list[_Ranked]] = {}
-        while digests:
+        for _ in range(DEEPEST):
             for digest in digests:
                 places = self._resting.get(digest, ())
                 found[digest] = [
                     place for place in places if within is None or all(base in within for base in place[1].bases)
                 ]
-            digests = self.bases(digests) - found.keys() - self._whole.keys()
+            digests = {base for base in self.bases(digests) if base not in found and base not in self._whole}
         return found
 
 

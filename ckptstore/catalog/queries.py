@@ -12,7 +12,7 @@ from typing import TypeVar
 from sqlalchemy import BindParameter, Connection, bindparam, func, select
 
 from ckptstore.batching import batched
-from ckptstore.catalog.places import Places
+from ckptstore.catalog.places import DEEPEST, Places
 from ckptstore.catalog.records import (
     CatalogStats,
     ChunkLocation,
@@ -123,13 +123,15 @@ def locate(db: Connection, digests: Sequence[bytes]) -> dict[bytes, ChunkLocatio
     """Where each chunk lies, in the oldest live pack that holds it whole, or else with all that it rests on."""
     places = Places()
     wanted, known = set(digests), set[bytes]()
-    while wanted:
+    for _ in range(1 + DEEPEST):
         for some in in_lists(list(wanted)):
             for digest, pack, name, *frame in db.execute(_placed, {"digests": some}).all():
                 if name is not None:
                     places.add(pack, ChunkLocation(digest, name, *frame))
         known |= wanted
         wanted = places.bases(wanted) - known
+        if not wanted:
+            break
     return places.closure(digests)
 
 

@@ -182,7 +182,7 @@ def _job(wish: Fetch, location: ChunkLocation, bases: tuple[ChunkLocation, ...],
 
 
 def _below(label: str, location: ChunkLocation, located: Mapping[bytes, ChunkLocation]) -> tuple[ChunkLocation, ...]:
-    """All that a chunk rests on, each behind what it rests on itself."""
+    """All that a chunk rests on, each behind what it rests on itself. Raises MissingData, CorruptData."""
     if not location.base:
         return ()
     found: dict[bytes, ChunkLocation] = {}
@@ -198,6 +198,10 @@ def _below(label: str, location: ChunkLocation, located: Mapping[bytes, ChunkLoc
 
     for digest in location.bases:
         add(digest)
+    for base in found.values():
+        if base.raw_length != location.raw_length:  # which nobody writes, and may be large
+            told = f"rests on one of {base.raw_length} bytes, and holds {location.raw_length}"
+            raise CorruptData(f"{label}: its chunk {location.digest.hex()} {told}; run verify")
     return tuple(found.values())
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import msgspec
 
 from ckptstore.errors import CorruptData
-from ckptstore.format.sealing import KEY_BYTES, SEAL_BYTES, Sealer
+from ckptstore.format.sealing import KEY_BYTES, SEAL_BYTES, Sealer, require_cryptography
 
 PREFIX = "keys/"
 _KEY = re.compile(r"keys/[0-9a-f]{32}\.key")
@@ -69,6 +69,7 @@ def _decode(data: bytes) -> _Wrapped:
 
 
 def _sealer(passphrase: bytes, salt: bytes, cost: int, store: str) -> Sealer:
+    require_cryptography()
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
     return Sealer(Scrypt(salt, KEY_BYTES, cost, _BLOCK, 1).derive(passphrase), store)

@@ -107,7 +107,7 @@ def _step(entries: Mapping[str, Entry], recipe: Recipe) -> Step | None:
             number=_NUMBERS[weight.dtype if isinstance(weight, TensorEntry) else ""],
             single=isinstance(lr, TensorEntry),
         )
-    except (LookupError, TypeError, ValueError, CkptStoreError):
+    except (LookupError, OverflowError, TypeError, ValueError, CkptStoreError):
         return None
 
 
@@ -116,7 +116,7 @@ def _value(entry: Entry) -> Any:
 
 
 def _number(entry: Entry) -> float:
-    """A number that is stored as such, or as a tensor. Raises LookupError, TypeError or ValueError for all else."""
+    """A number that is stored as such, or as a tensor. Of all else it raises what `_step` knows."""
     if isinstance(entry, TensorEntry):
         return float(np.frombuffer(entry.inline, _SCALARS[entry.dtype])[0])
     return float(_value(entry))

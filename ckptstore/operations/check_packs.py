@@ -61,11 +61,29 @@ def check_data(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iterat
         damaged.add(frame.digest if frame else b"")
         yield Problem(info.key, detail, frame.digest if frame else b"")
     left = [location for digest, location in recorded.items() if digest not in damaged]
-    for some in groups(left, lambda location: len(location.bases) * location.raw_length, _BATCH_BYTES, _BATCH_CHUNKS):
+    yield from _check_chunks(chunks, info.key, data, left)
+
+
+def _check_chunks(chunks: ChunkStore, key: str, data: memoryview, found: Sequence[ChunkLocation]) -> Iterator[Problem]:
+    """What they decode to. What rests on chunks of another size, as none is written, is not: these may be large."""
+    below = chunks.catalog.locate(sorted({base for location in found for base in location.bases}))
+    fitting = []
+    for location in found:
+        sizes = [below[base].raw_length for base in location.bases if base in below]
+        if any(size != location.raw_length for size in sizes):
+            yield Problem(key, f"the chunk at {location.offset} rests on one of another size", location.digest)
+        elif len(sizes) == len(location.bases):  # otherwise it is told of what is not found
+            fitting.append(location)
+    for some in groups(fitting, _beneath, _BATCH_BYTES, _BATCH_CHUNKS):
         bases = dict(_readable(chunks, sorted({base for location in some for base in location.bases})))
         for location in some:
             if bases.keys() >= set(location.bases):  # otherwise it is told of the pack where that lies
-                yield from _check_chunk(chunks, info.key, data, location, [bases[base] for base in location.bases])
+                yield from _check_chunk(chunks, key, data, location, [bases[base] for base in location.bases])
+
+
+def _beneath(location: ChunkLocation) -> int:
+    """Bytes of all that a chunk rests on."""
+    return len(location.bases) * location.raw_length
 
 
 def _readable(chunks: ChunkStore, digests: Sequence[bytes]) -> Iterator[tuple[bytes, memoryview]]:

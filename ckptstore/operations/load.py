@@ -235,7 +235,7 @@ def _place(
     part: Part,
     data: memoryview,
 ) -> None:
-    if not part.whole:
+    if not part.whole and len(data):  # numpy counts no elements of 0 bytes
         elements = np.frombuffer(data, dtype=f"V{entry.itemsize}").reshape(extent)
         data = memoryview(elements[part.source].tobytes())
     uploads.write(target, part.start, part.stop, data, dtype)

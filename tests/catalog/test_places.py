@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.catalog.places import Places
+from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.places import DEEPEST, Places
 from ckptstore.catalog.records import ChunkLocation
+from ckptstore.testing.catalog_making import digest, make, new_commit, new_pack
 
 DIGESTS = [bytes([number]) * 4 for number in range(8)]
 SETS = st.sets(st.sampled_from(DIGESTS))
@@ -47,8 +52,39 @@ def test_whole_copies_come_first_and_then_the_lowest_rank(graph, digests):
     places = Places()
     for rank, location in graph:
         places.add(rank, location)
-    for digest, location in places.closure(digests).items():
-        whole = [rank for rank, one in graph if one.digest == digest and not one.base]
+    for location in places.closure(digests).values():
+        whole = [rank for rank, one in graph if one.digest == location.digest and not one.base]
         ranks = [rank for rank, one in graph if one == location]
         assert bool(location.base) != bool(whole)
         assert not whole or min(whole) in ranks
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """One for each time that chunks were asked for what they rest on."""
+    bases, found = Places.bases, list[int]()
+
+    def counted(self, digests):
+        found.append(len(set(digests)))
+        return bases(self, digests)
+
+    monkeypatch.setattr(Places, "bases", counted)
+    return found
+
+
+def test_no_chain_is_followed_to_its_end(looks):
+    """Or a pack of some MiB would keep who looks up one of its chunks busy for hours."""
+    links, places = [digest(str(number)) for number in range(1000)], Places()
+    for below, above in pairwise(links):
+        places.add(0, ChunkLocation(above, "a", 64, 10, 20, 1, below))
+    assert places.closure(links[-1:]) == {}
+    assert len(looks) <= DEEPEST + 1
+
+
+def test_no_chain_is_followed_to_its_end_in_a_catalog(looks, tmp_path):
+    catalog = open_catalog(sqlite_url(tmp_path / "catalog.sqlite"), create=True)
+    links = [str(number) for number in range(100)]
+    make(catalog, new_commit(0, [new_pack(above, on=[below]) for below, above in pairwise(links)]))
+    assert catalog.locate([digest(links[-1])]) == {}
+    assert len(looks) <= 2 * (DEEPEST + 1)
+    catalog.close()

@@ -77,6 +77,16 @@ def test_a_part_is_what_indexing_gives(arrays, data, shape, kind):
     assert_same(out, expected)
 
 
+@pytest.mark.parametrize("dtype", ["V0", []], ids=str)
+def test_a_part_of_elements_without_bytes(tmp_path, dtype):
+    array = np.zeros((4, 5), dtype)
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({"a": array}, step=0)
+        for index in (1, slice(1, 3), (slice(None), 2)):
+            assert_same(store.read(0, "a", index=index), array[index])
+            assert_same(store.read(0, "a", index=index, out=np.empty_like(array[index])), array[index])
+
+
 def _row_major(array: Any) -> Any:
     return array.contiguous() if isinstance(array, torch.Tensor) else np.ascontiguousarray(array).reshape(array.shape)
 

@@ -22,12 +22,15 @@ from ckptstore.format.codecs import RAW, ZSTD
 from ckptstore.format.digests import digest_named
 from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry, ValueEntry, check_consistent
 from ckptstore.operations.load import load_arrays, load_values
+from ckptstore.operations.problem import Problem
 from ckptstore.state.new_arrays import allocate
 from ckptstore.state.unflatten import unflatten
 from ckptstore.state.values import decode
 from ckptstore.testing.hostile import memory_store, seal_document, seal_pack
+from ckptstore.testing.memory import peak_of
 
 DIGEST = b"d" * 16
+_XXH3 = digest_named("xxh3_128")
 
 
 def tensor(**changes: Any) -> TensorEntry:
@@ -343,6 +346,12 @@ def write_store(place: Path, *documents: document.Document) -> None:
         path.write_bytes(document.encode(msgspec.structs.replace(one, store=own)))
 
 
+def write_pack(place: Path, builder: packs.PackBuilder) -> None:
+    path = place / packs.pack_key("ab" * 16)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"".join(builder.finish()))
+
+
 HARMLESS = msgspec.structs.replace(a_document(), step=7, id="f" * 32)
 
 
@@ -387,6 +396,54 @@ def test_two_documents_of_one_id(tmp_path):
     report = ckptstore.rebuild_catalog(tmp_path / "store")
     with ckptstore.open(tmp_path / "store") as store:
         assert len(store.log()) == report.commits == 2 - len(report.left_out)
+
+
+def test_small_chunks_that_rest_on_large_ones(tmp_path):
+    """On 32 of 4 MiB, in a pack of 20 KB: none of these is read."""
+    large = [bytes((4 << 20) - 1) + bytes([number]) for number in range(32)]
+    digests, builder = [_XXH3.compute(raw) for raw in large], packs.PackBuilder(sectors=False)
+    for raw, digest in zip(large, digests, strict=True):
+        builder.add(digest, ZSTD.number, ZSTD.encode(memoryview(raw)), len(raw))
+    small = [bytes([number]) for number in range(30)]
+    for number, raw in enumerate(small):
+        builder.add(_XXH3.compute(raw), RAW.number, raw, 1, b"".join(digests[number : number + 3]))
+    shape: dict[str, Any] = {"dtype": "uint8", "itemsize": 1, "shape": (30,), "chunk_shape": (1,)}
+    entry = chunked(**shape, chunks=b"".join(map(_XXH3.compute, small)))
+    state = msgspec.structs.replace(a_document(manifest=Manifest({"x": entry}, {})), bases=b"".join(digests))
+    write_store(tmp_path / "store", state)
+    write_pack(tmp_path / "store", builder)
+    assert ckptstore.rebuild_catalog(tmp_path / "store").commits == 1
+    problems: list[Problem] = []
+    with ckptstore.open(tmp_path / "store") as store:
+        with pytest.raises(CorruptData, match=r"x: its chunk \w+ rests on one of 4194304 bytes, and holds 1"):
+            store.read(1, "x", index=5)
+        assert peak_of(lambda: problems.extend(store.verify().problems)) < 16 << 20
+    found = [problem.affected for problem in problems if "rests on one of another size" in problem.detail]
+    assert found == [("main@1 x",)] * 30
+
+
+def test_chunks_in_a_long_chain_are_not_tried_one_by_one(tmp_path, monkeypatch):
+    """Beside one that a commit needs, and that rests on few of them; it took a minute for each MiB of the pack."""
+    links = [struct.pack("<Q", number) * 10 for number in range(300)]
+    digests, builder = [_XXH3.compute(raw) for raw in links], packs.PackBuilder(sectors=False)
+    for number, (raw, digest) in enumerate(zip(links, digests, strict=True)):
+        builder.add(digest, RAW.number, raw, len(raw), digests[number - 1] if number else b"")
+    shape: dict[str, Any] = {"dtype": "uint8", "itemsize": 1, "shape": (80,), "chunk_shape": (80,)}
+    manifest = Manifest({"x": chunked(**shape, chunks=digests[3])}, {})
+    write_store(tmp_path / "store", msgspec.structs.replace(a_document(manifest=manifest), bases=b"".join(digests[:3])))
+    write_pack(tmp_path / "store", builder)
+    assert ckptstore.rebuild_catalog(tmp_path / "store").commits == 1
+    raw_of, tries = ChunkStore.raw, list[Any]()
+
+    def counted(self, *given):
+        tries.append(given)
+        return raw_of(self, *given)
+
+    monkeypatch.setattr(ChunkStore, "raw", counted)
+    with ckptstore.open(tmp_path / "store") as store:
+        assert bytes(store.read(1, "x").numpy()) == links[3]
+        assert not [problem for problem in store.verify().problems if problem.object.startswith("packs/")]
+    assert len(tries) < 3
 
 
 MEASURE = """

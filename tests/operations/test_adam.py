@@ -104,9 +104,10 @@ def test_commits_that_do_not_tell_all(store, missing):
     assert training.steps(before, {path: entry for path, entry in now.items() if path != missing}) == []
 
 
-def test_hyperparameters_of_an_unknown_kind(store):
+@pytest.mark.parametrize("eps", ["small", None, 1j, 10**400], ids=["text", "none", "complex", "huge"])
+def test_hyperparameters_of_an_unknown_kind(store, eps):
     training = Training(store)
     before = training.commit()
     training.train()
-    training.optimizer.param_groups[0]["eps"] = "small"
+    training.optimizer.param_groups[0]["eps"] = eps
     assert training.steps(before, training.commit()) == []

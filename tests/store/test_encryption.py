@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+import sys
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -247,6 +248,20 @@ def test_the_key_may_be_in_the_environment(site, monkeypatch):
     monkeypatch.setenv("CKPTSTORE_KEY", "correct horse battery staple")
     with ckptstore.open(site) as store:
         assert_exact(store, "main", 2)
+
+
+def test_without_its_package_nobody_opens_it_or_makes_another(site, key, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    for act in (
+        lambda: ckptstore.open(site),
+        lambda: ckptstore.open(site, read_only=True),
+        lambda: ckptstore.open(tmp_path / "other", encrypt=True),
+        lambda: ckptstore.change_key(site, key),
+    ):
+        with pytest.raises(InvalidArgument, match=r"pip install \"ckptstore\[encryption\]\""):
+            act()
 
 
 def test_a_store_is_not_made_without_a_key(place):
