@@ -8,7 +8,20 @@ from contextlib import ExitStack
 
 from sqlalchemy import URL
 
-from ckptstore.catalog import collection, dialects, finding, making, names, queries, rewriting, sessions, upkeep
+from ckptstore.catalog import (
+    collection,
+    deleting,
+    driver_errors,
+    finding,
+    making,
+    owning,
+    queries,
+    rewriting,
+    sessions,
+    sqlite,
+    tagging,
+    upkeep,
+)
 from ckptstore.catalog.engine import Database
 from ckptstore.catalog.records import (
     CatalogStats,
@@ -40,12 +53,12 @@ class SqlCatalog:
         self._database.close()
 
     def owner(self) -> str | None:
-        found = self._database.ask(names.owner)
+        found = self._database.ask(owning.owner)
         self._database.keep_to(found)
         return found
 
     def bind(self, store: str) -> None:
-        self._database.change(names.bind, store)
+        self._database.change(owning.bind, store)
 
     def runs(self) -> list[RunRecord]:
         return self._database.ask(queries.all_runs)
@@ -91,9 +104,9 @@ class SqlCatalog:
 
     def damage(self, *, chunks: bool) -> list[str]:
         try:
-            return self._database.ask(dialects.integrity, () if chunks else collection.DECIDING)
+            return self._database.ask(sqlite.integrity, () if chunks else collection.DECIDING)
         except CatalogError as error:
-            told = dialects.damage_told(error)
+            told = driver_errors.damage_told(error)
             if told is None:
                 raise
             return [told]
@@ -148,22 +161,22 @@ class SqlCatalog:
     def tag(
         self, session: str, name: str, commit: CommitRecord, document: str, instead_of: str | None = None
     ) -> str | None:
-        return self._database.change(names.tag, session, name, commit, document, instead_of)
+        return self._database.change(tagging.tag, session, name, commit, document, instead_of)
 
     def enter_tags(self, told: Sequence[TagRecord]) -> None:
-        self._database.change(names.enter_tags, told)
+        self._database.change(tagging.enter_tags, told)
 
     def untag(self, run: str, name: str) -> str:
-        return self._database.free(names.untag, run, name)
+        return self._database.free(tagging.untag, run, name)
 
     def tags(self, run: str | None = None) -> list[TagRecord]:
         return self._database.ask(queries.all_tags, run)
 
     def delete(self, gone: Sequence[CommitRecord]) -> None:
-        self._database.free(names.delete_commits, gone)
+        self._database.free(deleting.delete_commits, gone)
 
     def restore(self, run: str, step: int) -> CommitRecord:
-        return self._database.change(names.restore, run, step)
+        return self._database.change(deleting.restore, run, step)
 
     def mark_verified(self, packs: Sequence[str]) -> None:
         self._database.change(upkeep.mark_verified, packs)

@@ -14,7 +14,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, StatementError
 
-from ckptstore.catalog import dialects
+from ckptstore.catalog import dialects, sqlite
+from ckptstore.catalog.driver_errors import translated
 from ckptstore.catalog.forking import close_before_fork, unforked
 from ckptstore.catalog.reserve import Reserve
 from ckptstore.errands import uninterrupted
@@ -101,7 +102,7 @@ class Database:
             if self._reserve is None:
                 raise
             with suppress(CkptStoreError), self._errors(), self._connect() as connection:
-                dialects.empty_log(connection)
+                sqlite.empty_log(connection)
         while True:
             try:
                 return act()
@@ -118,10 +119,10 @@ class Database:
     def rebuild(self) -> Iterator[Connection]:
         """`write`, for changing tables: SQLite does it by dropping them, which must not cascade. `close` follows."""
         with self._errors(), self._connect() as connection:
-            dialects.ignore_foreign_keys(connection)
+            sqlite.ignore_foreign_keys(connection)
             with dialects.writing(connection):
                 yield connection
-                if broken := dialects.broken_references(connection):
+                if broken := sqlite.broken_references(connection):
                     raise CatalogError(f"the migration would break the catalog {self.url}: {broken[0]}")
 
     def prepare(self) -> None:
@@ -131,7 +132,7 @@ class Database:
 
     def _prepare(self) -> None:
         with self._errors():
-            dialects.prepare_sqlite(self.parsed)
+            sqlite.prepare_sqlite(self.parsed)
 
     def close(self) -> None:
         """Give back this process's connections; they are opened again when used."""
@@ -158,7 +159,7 @@ class Database:
             return self._engine().connect()
 
     def _follow_file(self) -> None:
-        known, self._file = self._file, dialects.file_at(self.parsed)
+        known, self._file = self._file, sqlite.file_at(self.parsed)
         if known is not None and self._file != known:
             self.close()
 
@@ -172,11 +173,11 @@ class Database:
             with unforked() if self._is_file() else nullcontext():
                 yield
         except DBAPIError as error:
-            raise dialects.translated(error.orig, str(where), lost=error.connection_invalidated) from error
+            raise translated(error.orig, str(where), lost=error.connection_invalidated) from error
         except StatementError as error:  # of what is no database's error, as a signal's handler may raise it
             raise (error.orig or error) from None
         except sqlite3.Error as error:
-            raise dialects.translated(error, str(where)) from error
+            raise translated(error, str(where)) from error
         except UnicodeEncodeError as error:
             raise InvalidArgument(f"{error.object!r} is no text that UTF-8 can hold: name it otherwise") from error
         except PermissionError as error:
@@ -201,7 +202,7 @@ class _Owner:
 
     def check(self, connection: sqlite3.Connection) -> None:
         """Raises CatalogError for another one's."""
-        if self.store is None or (found := dialects.stores_in(connection)) == [self.store]:
+        if self.store is None or (found := sqlite.stores_in(connection)) == [self.store]:
             return
         told = f"{self.path} is the catalog of {'another' if found else 'no'} store by now, and was left as it is"
         raise CatalogError(f"{told}: open the store where it was moved to, or bring it back")

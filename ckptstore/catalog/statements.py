@@ -32,3 +32,5 @@ def _shared(key: Any) -> Any:
 
 
 COMPILED = Statements()
+SHARING = {"compiled_cache": COMPILED}
+"""The execution option of all engines."""

@@ -19,6 +19,7 @@ from sqlalchemy import create_engine, event, text
 import ckptstore
 from ckptstore.catalog import dialects
 from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.driver_errors import translated
 from ckptstore.catalog.engine import Database
 from ckptstore.errors import CatalogBusy, CatalogError, StorageReadOnly, TooManyConnections
 from ckptstore.testing import servers
@@ -75,7 +76,7 @@ def test_two_stores_in_schemas_of_one_database(postgres):
 
 
 def test_waiting_for_the_lock_ends(postgres, monkeypatch):
-    monkeypatch.setattr("ckptstore.catalog.dialects.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("ckptstore.catalog.waits.BUSY_SECONDS", 0.1)
     with (
         closing(open_catalog(postgres, create=True)) as catalog,
         closing(open_catalog(postgres, create=False)) as other,
@@ -89,7 +90,9 @@ def test_what_a_server_does_not_take_is_given_up_within_a_minute(far_postgres):
     """Systems try for a quarter of an hour to deliver what was sent, and send no keepalives meanwhile."""
     url, _ = far_postgres
     with closing(Database(url)) as database, database.read() as connection:
-        descriptor = os.dup(connection.connection.dbapi_connection.fileno())
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        descriptor = os.dup(driver.fileno())
         with socket.socket(fileno=descriptor) as link:
             assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
@@ -112,7 +115,7 @@ def test_a_password_is_not_told():
     ],
 )
 def test_a_server_that_is_full_is_told_as_that(told):
-    assert isinstance(dialects.translated(Exception(f"FATAL:  {told}"), "x"), TooManyConnections)
+    assert isinstance(translated(Exception(f"FATAL:  {told}"), "x"), TooManyConnections)
 
 
 def test_locating_many_chunks_does_not_read_all_packs(postgres):

@@ -21,8 +21,9 @@ from sqlalchemy.engine.default import DefaultExecutionContext
 
 import ckptstore
 from ckptstore import errors
-from ckptstore.catalog import dialects
+from ckptstore.catalog import sqlite, waits
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.driver_errors import translated
 from ckptstore.catalog.engine import Database
 from ckptstore.catalog.records import NewPack
 from ckptstore.catalog.reserve import Reserve
@@ -110,7 +111,7 @@ def test_check_finds_a_commit_without_its_pack(path, url):
 
 
 def test_a_held_lock_is_busy_in_the_end(path, url, monkeypatch):
-    monkeypatch.setattr(dialects, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(waits, "BUSY_SECONDS", 0.05)
     catalog = open_catalog(url, create=True)
     made = make(catalog, new_commit(0))
     holder = sqlite3.connect(path, isolation_level=None)
@@ -127,14 +128,14 @@ def test_a_full_disk_changes_nothing(url, monkeypatch):
     made = make(catalog, new_commit(0))
     session = begin(catalog, new := new_commit(1, [new_pack(*(f"chunk {i}" for i in range(5000)))]))
     catalog.close()
-    connect = dialects.connect_sqlite
+    connect = sqlite.connect_sqlite
 
     def full(*args):
         connection = connect(*args)
         connection.execute("PRAGMA max_page_count = 60")
         return connection
 
-    monkeypatch.setattr(dialects, "connect_sqlite", full)
+    monkeypatch.setattr(sqlite, "connect_sqlite", full)
     with pytest.raises(errors.StorageFull, match="nothing was changed"):
         catalog.commit(session, new)
     assert catalog.commits() == [made]
@@ -185,7 +186,7 @@ begun = time.monotonic()
 try:
     open_catalog(sys.argv[1], create=True)
 except CatalogError as error:
-    print(error, time.monotonic() - begun < dialects_wait, sep="\\n")
+    print(error, time.monotonic() - begun < longest_wait, sep="\\n")
 """
 
 
@@ -195,7 +196,7 @@ def test_a_catalog_that_may_not_be_read_is_not_waited_for(tmp_path):
     url = f"sqlite:///{tmp_path}/catalog.sqlite"
     open_catalog(url, create=True).close()
     (tmp_path / "catalog.sqlite").chmod(0)
-    program = UNREADABLE.replace("dialects_wait", str(dialects._COMING_SECONDS / 2))
+    program = UNREADABLE.replace("longest_wait", str(sqlite._COMING_SECONDS / 2))
     command = [sys.executable, "-c", program, url]
     done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
     told, soon = done.stdout.splitlines()
@@ -250,9 +251,9 @@ def test_the_last_deletion_is_taken_back_whatever_the_clock_says(url):
 
 def test_who_may_only_read_is_not_disturbed_by_writers_that_come_and_go(url, path, monkeypatch):
     make(open_catalog(url, create=True), new_commit(0))
-    monkeypatch.setattr(dialects, "_writable", lambda _: False)
+    monkeypatch.setattr(sqlite, "_writable", lambda _: False)
     reader = open_catalog(url, create=False)
-    real, seen = dialects.connect_sqlite, []
+    real, seen = sqlite.connect_sqlite, []
 
     def while_a_writer_goes(path, mode):
         seen.append(mode)
@@ -260,7 +261,7 @@ def test_who_may_only_read_is_not_disturbed_by_writers_that_come_and_go(url, pat
             raise error_of(sqlite3.SQLITE_READONLY if len(seen) % 2 else sqlite3.SQLITE_CANTOPEN)
         return real(path, mode)
 
-    monkeypatch.setattr(dialects, "connect_sqlite", while_a_writer_goes)
+    monkeypatch.setattr(sqlite, "connect_sqlite", while_a_writer_goes)
     assert reader.steps("main") == [0]
     assert len(seen) == 4
 
@@ -273,7 +274,7 @@ def error_of(code):
 
 def test_postgres_that_recovers_is_no_answer():
     for told in ("the database system is not yet accepting connections", "the database system is starting up"):
-        assert isinstance(dialects.translated(Exception(f"FATAL:  {told}"), "x"), errors.CatalogUnavailable)
+        assert isinstance(translated(Exception(f"FATAL:  {told}"), "x"), errors.CatalogUnavailable)
 
 
 def test_a_child_forked_amid_a_transaction_can_make_its_own(url):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog import dialects
+from ckptstore.catalog import waits
 from ckptstore.locks import Lock
 from ckptstore.testing import lanes
 from ckptstore.testing.lanes import FakeDevices
@@ -137,7 +137,7 @@ CALLS: dict[str, Callable[[ckptstore.Store], object]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interrupted_call_leaves_nothing_taken(tmp_path, monkeypatch, name):
     """Also while the error is kept, as interactive Pythons keep the last one, with all frames that it went through."""
-    monkeypatch.setattr(dialects, "BUSY_SECONDS", 3.0)
+    monkeypatch.setattr(waits, "BUSY_SECONDS", 3.0)
     store = ckptstore.open(tmp_path / "store")
     for step in range(2):
         store.commit(_state(step), step=step)

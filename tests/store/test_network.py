@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import ckptstore
-from ckptstore.catalog import dialects
+from ckptstore.catalog import waits
 from ckptstore.catalog.catalog import open_catalog
 from ckptstore.testing.audit import (
     CHUNK_BYTES,
@@ -252,7 +252,7 @@ def test_a_database_that_never_answered_is_not_waited_for():
 
 
 def test_a_writer_that_sleeps_on_the_lock_is_cut_off(postgres, monkeypatch):
-    monkeypatch.setattr(dialects, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(waits, "IDLE_SECONDS", 0.5)
     with (
         closing(open_catalog(postgres, create=True)) as sleeper,
         closing(open_catalog(postgres, create=False)) as other,
