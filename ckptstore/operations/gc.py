@@ -26,7 +26,9 @@ from ckptstore.errors import (
     StorageFull,
 )
 from ckptstore.format import version
+from ckptstore.format.document import PREFIX as DOCUMENTS
 from ckptstore.format.keys import PREFIX as KEYS
+from ckptstore.format.packs import PREFIX as PACKS
 from ckptstore.format.packs import pack_key
 from ckptstore.format.tagging import PREFIX as TAGS
 from ckptstore.operations.orphans import check_not_older, orphans
@@ -47,7 +49,7 @@ _UNFINISHED_SECONDS = 3600.0
 _SOUND: WeakKeyDictionary[Catalog, bool] = WeakKeyDictionary()
 """Catalogs that were looked at, and whether also where they tell of chunks."""
 
-_WRITTEN = ("packs/", "manifests/", TAGS, KEYS, version.KEY)
+_WRITTEN = (PACKS, DOCUMENTS, TAGS, KEYS, version.KEY)
 """Where writers of this store may have left something; what else lies there is somebody else's."""
 
 
@@ -299,7 +301,7 @@ def _check_undamaged(catalog: Catalog, *, rewriting: bool) -> None:
 
 def _check_needed_packs(storage: Storage, catalog: Catalog) -> None:
     needed = _needed_packs(catalog)
-    missing = needed.keys() - {info.key for info in storage.list("packs/")}
+    missing = needed.keys() - {info.key for info in storage.list(PACKS)}
     if missing:
         missing &= _needed_packs(catalog).keys()  # another gc may have taken some while the storage was listed
     for key in sorted(missing):
