@@ -323,6 +323,16 @@ def test_nesting_has_an_end():
         flatten({"deep": deep})
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
+def test_what_torch_func_wraps_is_named(transform: Any):
+    def told(tensor: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(UnsupportedLeaf, match=r"'a/x'.*outside of its functions"):
+            flatten({"a": {"x": tensor}})
+        return tensor.sum()
+
+    transform(told)(torch.ones(3))
+
+
 class OwnTensor(torch.Tensor):
     """A subclass."""
 
@@ -345,6 +355,7 @@ class OwnPair(dict[str, int]):
         (torch.ones(2).as_subclass(OwnTensor), "OwnTensor"),
         (torch.nested.nested_tensor([torch.ones(2)]), "nested"),
         (torch.ones(2).to_mkldnn(), "mkldnn"),
+        (torch._to_functional_tensor(torch.ones(2)), "torch.func"),
         (np.array([None]), "numpy array"),
         (np.ma.masked_array([1]), "MaskedArray"),
         (np.array([(1,)], "i4,").view(np.recarray), "recarray"),
