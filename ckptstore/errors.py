@@ -271,7 +271,7 @@ def holds_another(run: str, step: int) -> StepExists:
 
 def nearest(name: object, known: Iterable[object]) -> str:
     """A sentence that names what exists near `name`, for the end of a `NotFound` message."""
-    options = [str(option) for option in known]
+    options = [told for option in known if (told := str(option))]  # the root's path is no name
     if not options:
         return "there is none yet"
     close = difflib.get_close_matches(str(name), options, n=3, cutoff=0.4) or options[-3:]

@@ -152,16 +152,18 @@ def _how(change: Change) -> str:
         return f"from {text.clean(change.moved_from)}"
     if change.old is None or change.new is None:
         return _form(change.new or change.old)
-    before, after = _form(change.old), _form(change.new)
+    before, after = _form(change.old, change.new), _form(change.new, change.old)
     return before if before == after else f"{before} → {after}"
 
 
-def _form(entry: Entry | None) -> str:
-    from ckptstore.cli.records import dtype, preview, shape
+def _form(entry: Entry | None, other: Entry | None = None) -> str:
+    """A leaf's value, or dtype and shape; also what else it is, and the other one is not."""
+    from ckptstore.cli.records import dtype, notes, preview, shape
 
     if entry is None:
         return ""
-    return cropped(preview(entry), _PREVIEW) or f"{dtype(entry)} {shape(entry)}"
+    apart = [] if other is None else [note for note in notes(entry) if note not in notes(other)]
+    return cropped(preview(entry), _PREVIEW) or " ".join([dtype(entry), shape(entry), *apart])
 
 
 def _diff_json(found: Diff, *, summary: bool) -> dict[str, Any]:
@@ -195,15 +197,16 @@ def _container_json(change: Restructured) -> dict[str, Any]:
 def _change_json(change: Change) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from ckptstore.cli.records import entry_json
+    from ckptstore.cli.records import entry_json, notes
 
+    old, new = (None if one is None else entry_json(one) | {"notes": notes(one)} for one in (change.old, change.new))
     return {
         "path": change.path,
         "kind": change.kind,
         "moved_from": change.moved_from or None,
         "changed_bytes": change.changed_bytes,
         "repeated": change.repeated,
-        "old": entry_json(change.old) if change.old is not None else None,
-        "new": entry_json(change.new) if change.new is not None else None,
+        "old": old,
+        "new": new,
         "numbers": asdict(change.numbers) if change.numbers is not None else None,
     }

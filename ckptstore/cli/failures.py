@@ -7,6 +7,7 @@ from typing import IO, Any
 
 import click
 
+from ckptstore.cli.text import clean
 from ckptstore.errors import CkptStoreError
 
 FAILED = 1
@@ -19,7 +20,8 @@ class Failure(click.ClickException):
     exit_code = FAILED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"{click.style('error:', fg='red')} {self.message}", file=file, err=True, color=self.show_color)
+        told = "\n".join(map(clean, self.message.split("\n")))  # it may quote what a store holds
+        click.echo(f"{click.style('error:', fg='red')} {told}", file=file, err=True, color=self.show_color)
 
 
 class Interrupted(Failure):

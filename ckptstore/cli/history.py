@@ -75,7 +75,7 @@ def _log_row(commit: CommitRecord, now: float) -> list[str]:
 @reading_command
 @click.argument("step", default="latest")
 def show(place: Place, *, step: str, as_json: bool) -> None:
-    """Show a commit, or the latest: sizes, metadata, kinds of leaves."""
+    """Show a commit, or the latest: sizes, metadata, dtypes."""
     from ckptstore.cli.records import commit_json, summary
 
     with place.open(step) as store:

@@ -75,7 +75,7 @@ class Place:
             NotAStore: it is not.
             RunNotFound: it has no such run; but `any_run`, or each of some `steps` that names its own, needs none.
         """
-        store = self._opened(self.run or DEFAULT_RUN)
+        store = self._opened(DEFAULT_RUN if self.run is None else self.run)
         if any_run or (steps and all("@" in step for step in steps)):
             return store
         known = [run.name for run in store.runs()]

@@ -75,6 +75,15 @@ def shape(entry: Entry) -> str:
     return str(list(entry.shape)) if isinstance(entry, TensorEntry) else ""
 
 
+def notes(entry: Entry) -> list[str]:
+    """What a tensor is beside its dtype and shape: `requires_grad`, `parameter`, `order=[1, 0]`."""
+    if not isinstance(entry, TensorEntry):
+        return []
+    found = {"requires_grad": entry.requires_grad, "parameter": entry.parameter}
+    order = [] if entry.order is None else [f"order={list(entry.order)}"]
+    return [name for name, holds in found.items() if holds] + order
+
+
 def preview(entry: Entry) -> str:
     """A value as Python text; nothing for an array."""
     if isinstance(entry, TensorEntry):

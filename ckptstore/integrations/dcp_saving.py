@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -59,24 +60,28 @@ class Tensors:
 
 def save_with(tensors: Tensors, state: dict[str, Any], folder: Path, told: str) -> None:
     """Save a state with forms of `tensors`. Raises StateError for what DCP refuses, StorageError, both with `told`."""
+    handled = sys.exception()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that this is one process
             save(state, storage_writer=_Writer(folder, tensors), planner=_Planner(tensors), no_dist=True)
     except CheckpointException as error:
         cause = next((failure for failure, _ in error.failures.values()), error)
-        if cause is tensors.failure or isinstance(cause, KeyboardInterrupt):
-            raise cause from None
-        refused = _refused(cause)
-        kind = StorageError if refused else StateError
-        raise kind(f"cannot write {told} with DCP: {refused or cause}") from error
+        ended = cause if cause is tensors.failure else _ended_by(cause, handled)
+        if ended is not None and not isinstance(ended, OSError):
+            raise ended from None
+        kind = StateError if ended is None else StorageError
+        raise kind(f"cannot write {told} with DCP: {ended or cause}") from error
 
 
-def _refused(error: BaseException | None) -> OSError | None:
-    """What the operating system refused, and torch fails to end its file behind."""
-    while error is not None and not isinstance(error, OSError):
+def _ended_by(error: BaseException | None, handled: BaseException | None) -> BaseException | None:
+    """The interrupt, or what the operating system refused, that torch fails to end its file behind, if that it was.
+
+    What the caller is dealing with ended nothing here.
+    """
+    while error is not handled and not isinstance(error, OSError | KeyboardInterrupt | None):
         error = error.__context__
-    return error
+    return None if error is handled else error
 
 
 class _Planner(DefaultSavePlanner):

@@ -9,6 +9,7 @@ from typing import Any
 from ckptstore.errors import InvalidArgument, PathNotFound, nearest
 from ckptstore.format.manifest import Entry
 from ckptstore.operations.paths import as_globs, chosen, require_matches
+from ckptstore.operations.ranks.rank_view import is_own
 from ckptstore.operations.view import ManifestView
 from ckptstore.progress import ProgressCallback
 from ckptstore.state.paths import segment
@@ -30,7 +31,7 @@ def entries_at(view: ManifestView, name: str | None, paths: str | Sequence[str] 
     if name not in manifest.containers[""].keys:
         raise PathNotFound(f"{view.name} has no name {name!r}; {nearest(name, manifest.containers[''].keys)}")
     found = {path: entry for path, entry in entries.items() if path.split("/", 1)[0] == segment(name)}
-    own = [path for path in entries if path.partition("/")[0].isdecimal() and path.split("/")[1] == segment(name)]
+    own = [path for path in entries if is_own(path) and path.split("/")[1] == segment(name)]
     if globs is None and own:
         told = f"{view.name}: ranks had {own[0]} and others each for itself, which {name!r} is without"
         raise InvalidArgument(f"{told}: export all of it, choose with paths=, or commit with replicated=")

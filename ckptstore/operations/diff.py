@@ -150,7 +150,7 @@ def compare(old: Manifest, new: Manifest, digest_size: int) -> list[Change]:
 def changed_bytes(old: Entry, new: Entry, digest_size: int) -> int:
     """Bytes of the chunks of `new` that are not those of `old`; all of it when the grid differs."""
     if not _same_grid(old, new):
-        return entry_bytes(new)
+        return 0 if _same_inline(old, new) else entry_bytes(new)
     pairs = zip(chunk_digests(old, digest_size), chunk_digests(new, digest_size), chunk_sizes(new), strict=True)
     return sum(size for before, after, size in pairs if before != after)
 
@@ -162,6 +162,13 @@ def _same_grid(old: Entry, new: Entry) -> bool:
     if isinstance(old, ValueEntry) and isinstance(new, ValueEntry):
         return bool(old.chunks) and (old.size, old.chunk_size) == (new.size, new.chunk_size) and bool(new.chunks)
     return False
+
+
+def _same_inline(old: Entry, new: Entry) -> bool:
+    """Whether they are arrays of the same bytes, which the manifest itself holds."""
+    if not isinstance(old, TensorEntry) or not isinstance(new, TensorEntry) or old.chunks or new.chunks:
+        return False
+    return (old.library, old.dtype, old.shape, old.inline) == (new.library, new.dtype, new.shape, new.inline)
 
 
 def _moves(removed: Mapping[str, Entry], added: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:

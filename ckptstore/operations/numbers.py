@@ -119,6 +119,8 @@ class _Sums:
             self._add(_wide(before[at : at + _SLICE]), _wide(after[at : at + _SLICE]))
 
     def _add(self, old: Tensor, new: Tensor) -> None:
+        if old.dtype != new.dtype:
+            old, new = old.to(torch.complex128), new.to(torch.complex128)
         distance = (new - old).abs()
         self.count += len(old)
         self.largest = float(torch.maximum(distance.max(), distance.new_tensor(self.largest)))

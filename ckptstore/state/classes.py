@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from types import MemberDescriptorType
 
 from ckptstore.errors import UnknownType
@@ -57,14 +59,9 @@ def is_namedtuple(cls: type) -> bool:
 
 def attributes_of(instance: object) -> dict[str, object]:
     """All that a dataclass's instance holds, fields first, without running a property."""
-    held = dict(getattr(instance, "__dict__", {}))
-    ordered = {}
-    for field in dataclasses.fields(instance):  # type: ignore[arg-type]
-        if field.name in held:
-            ordered[field.name] = held.pop(field.name)
-        elif _slot(type(instance), field.name) and hasattr(instance, field.name):
-            ordered[field.name] = object.__getattribute__(instance, field.name)
-    return ordered | held
+    held = dict(_in_slots(instance)) | getattr(instance, "__dict__", {})
+    names = [field.name for field in dataclasses.fields(instance)]  # type: ignore[arg-type]
+    return {name: held.pop(name) for name in names if name in held} | held
 
 
 def with_attributes(cls: type, attributes: dict[str, object]) -> object:
@@ -76,6 +73,16 @@ def with_attributes(cls: type, attributes: dict[str, object]) -> object:
         else:
             vars(instance)[name] = value
     return instance
+
+
+def _in_slots(instance: object) -> Iterator[tuple[str, object]]:
+    """What its slots hold, those of classes without fields too."""
+    cls = type(instance)
+    for base in reversed(cls.__mro__):
+        for name, found in vars(base).items():
+            if isinstance(found, MemberDescriptorType) and _slot(cls, name):
+                with suppress(AttributeError):  # it holds nothing
+                    yield name, found.__get__(instance)
 
 
 def _slot(cls: type, name: str) -> bool:

@@ -91,9 +91,11 @@ def _pack_enum(value: enum.Enum) -> object:
     name = class_name(type(value))
     if name is None:
         raise LookupError("its class is not found under its name: define it at the top of a module")
-    if value.name in type(value).__members__:
-        return [name, value.name]
-    return [name, value.value]
+    if type(value).__members__.get(value._name_) is value:  # `name` may be a property of its own
+        return [name, value._name_]
+    if isinstance(value, enum.Flag):
+        return [name, value._value_]
+    raise LookupError("it is no member of its class, which could not find it again: store its value")
 
 
 def _unpack_enum(told: list[Any], path: str) -> enum.Enum:

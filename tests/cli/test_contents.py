@@ -41,6 +41,22 @@ def test_diff(url, told, asked):
     assert (document["old"], document["new"], document["changed"]) == ("main@0", "main@100", 5)
 
 
+def test_what_else_of_a_tensor_changed(tmp_path, told, asked):
+    for size in (3, 300):
+        one, url = torch.rand(size, 4), tmp_path / str(size)
+        with ckptstore.open(url) as store:
+            store.commit({"g": one, "p": one + 1, "o": one + 2}, step=0)
+            other = {"g": one.clone().requires_grad_(), "p": torch.nn.Parameter(one + 1, requires_grad=False)}
+            store.commit(other | {"o": (one + 2).t().contiguous().t()}, step=1)
+        text = told("diff", url, 0, 1)
+        for how in ("requires_grad", "parameter", "order=[1, 0]"):
+            assert f"float32 [{size}, 4] → float32 [{size}, 4] {how}" in text
+        assert text.splitlines()[-1].startswith("0 B of ")
+        changes = asked("diff", url, 0, 1)["changes"]
+        notes = {change["path"]: (change["old"]["notes"], change["new"]["notes"]) for change in changes}
+        assert notes == {"g": ([], ["requires_grad"]), "p": ([], ["parameter"]), "o": ([], ["order=[1, 0]"])}
+
+
 def test_diff_of_runs_marks_what_was_added(url, told):
     assert "A  new" in told("diff", url, 200, "side@210")
     assert "R  new" in told("diff", url, "side@210", 200)

@@ -24,6 +24,9 @@ MISTAKES = [
     (("log", "ckpts", "--catalog", "sqlite:///missing/catalog.sqlite"), "missing"),
     (("log", "ckpts", "--run", "mian"), "nearest: main"),
     (("steps", "ckpts", "--run", "a@b"), '"@"'),
+    (("steps", "ckpts", "--run", ""), "run ''"),
+    (("gc", "ckpts", "--run", "", "--keep-last", "1", "--most", "1", "--yes"), "run ''"),
+    (("import", "ckpts", "file.pt", "--step", "1", "--run", ""), "run ''"),
     (("show", "ckpts", "101"), "nearest: 100"),
     (("show", "ckpts", "bets"), "nearest: best"),
     (("show", "ckpts", "other@1"), "other"),
@@ -111,8 +114,9 @@ def test_every_command_explains_itself(name, run):
 
 
 def test_the_list_of_commands_is_not_cut(run):
-    text = run("--help").stdout
-    assert "..." not in text.partition("\n")[2] and "Exit codes" in text
+    command = [sys.executable, "-m", "ckptstore", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"})
+    assert "..." not in done.stdout.partition("\n")[2] and "Exit codes" in done.stdout
     assert ckptstore.__version__ in run("--version").stdout
 
 
@@ -220,6 +224,14 @@ def test_what_the_output_cannot_show_is_escaped(url):
     command = [sys.executable, "-m", "ckptstore", "diff", url, "0", "100"]
     done = subprocess.run(command, env=environment, capture_output=True, check=True)
     assert b"\\u2192" in done.stdout
+
+
+def test_an_error_shows_nothing_unescaped(tmp_path, run):
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({"model": {"\x1b]0;w\x07": 1, "\x1b[31mx": 2}}, step=0)
+    for arguments in (("ls", tmp_path / "store", 0, "model/0;w"), ("export", tmp_path / "store", 0, "all.safetensors")):
+        told = run(*arguments, code=1).stderr
+        assert r"model/\x1b]0;w\x07" in told and told.isascii() and told.replace("\n", "").isprintable()
 
 
 def test_without_an_output_nothing_breaks(url):

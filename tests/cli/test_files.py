@@ -282,6 +282,13 @@ def test_safetensors_cannot_hold_what_is_named_as_its_own_entry(store, tmp_path)
 
 
 @pytest.mark.parametrize("export", [export_safetensors, export_torch])
+def test_a_name_of_digits_is_no_rank(store, export):
+    store.commit({"٣": torch.ones(3), "٤": {"٤": torch.zeros(3)}}, step=0)
+    export(store, 0, "out.bin", name="٤")
+    assert Path("out.bin").exists()
+
+
+@pytest.mark.parametrize("export", [export_safetensors, export_torch])
 def test_a_failed_export_leaves_nothing(store, export, monkeypatch):
     store.commit({"a": torch.ones(3)}, step=0)
     Path("old.bin").write_text("old")

@@ -330,6 +330,13 @@ def test_only_arrays_have_parts(store, tree, path, options):
         store.read(0, path, **options)
 
 
+def test_the_root_is_not_told_as_near(store):
+    store.commit({"q": 1, "w": 2}, step=0)
+    for wish in (lambda: store.read(0, "zzz"), lambda: store.checkout(0, paths="zzz")):
+        with pytest.raises(PathNotFound, match=r"nearest: q, w$"):
+            wish()
+
+
 def test_names_that_do_not_exist_tell_the_nearest(store, tree):
     with pytest.raises(PathNotFound, match=r"main@0 has no path 'a/v'; nearest: .*a/w"):
         store.read(0, "a/v")

@@ -446,12 +446,33 @@ def test_what_ends_an_export_is_told_as_it_is(store, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(StorageError, match="No space"):
         patched.setattr(torch, "save", lambda *_, **__: _raise(OSError(28, "No space left on device")))
         export_dcp(store, 1, "out")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(torch, "save", _interrupted_in_a_file)
+        export_dcp(store, 1, "out")
     (pack,) = Path("store").rglob("*.pack")
     pack.chmod(0o600)
     pack.write_bytes(bytes(pack.stat().st_size))
     with pytest.raises(CorruptData, match=r"w: .*damaged"):
         export_dcp(store, 1, "out")
     assert os.listdir() == ["store"]
+
+
+@pytest.mark.parametrize("handled", [KeyboardInterrupt, OSError])
+def test_what_the_caller_deals_with_ended_no_export(store, monkeypatch, handled):
+    store.commit({"w": torch.arange(5000.0)}, step=1)
+    monkeypatch.setattr(torch, "save", lambda *_, **__: _raise(RuntimeError("odd")))
+    try:
+        _raise(handled("another"))
+    except handled:
+        with pytest.raises(StateError, match="with DCP: odd"):
+            export_dcp(store, 1, "out")
+
+
+def _interrupted_in_a_file(*_, **__):
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise RuntimeError("unexpected pos")
 
 
 def _raise(error):

@@ -108,6 +108,15 @@ def test_numbers_across_dtypes_and_tiny_tensors(store):
     assert (found.max_abs, found.mean_abs, found.relative_l2) == (2, 1, pytest.approx(2 / math.sqrt(5)))
 
 
+def test_numbers_from_real_to_complex_and_back(store):
+    one, other = torch.tensor([3.0, 4.0]), torch.tensor([3 + 4j, 4 + 0j])
+    for old, new, norm in ((one, other, 5), (other, one, math.sqrt(41))):
+        with ckptstore.open(f"{store.url}-{new.dtype}") as own:
+            found = numbers_of(own, old, new)
+        assert (found.max_abs, found.mean_abs, found.relative_l2) == (4, 2, pytest.approx(4 / norm))
+        assert found.cosine == pytest.approx(25 / (5 * math.sqrt(41)))
+
+
 def test_nothing_is_divided_by_zero(store):
     found = numbers_of(store, torch.zeros(3), torch.ones(3))
     assert found.relative_l2 == math.inf

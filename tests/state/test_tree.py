@@ -230,6 +230,44 @@ def test_no_code_of_a_dataclass_runs():
     assert isinstance(round_trip({"r": record(1, 2)})["r"], Record)
 
 
+class Slotted:
+    """Has slots that are no fields of whoever derives from it."""
+
+    __slots__ = ("__own", "hidden", "unset")
+
+    def fill(self, own: Any, hidden: Any) -> Any:
+        self.__own, self.hidden = own, hidden
+        return self
+
+    def held(self) -> Any:
+        return self.__own, self.hidden, hasattr(self, "unset")
+
+
+@dataclasses.dataclass
+class WithMore(Slotted):
+    """With a slot and an attribute beside its fields."""
+
+    a: int
+    hidden: int
+
+
+@dataclasses.dataclass(slots=True)
+class AllSlots(Slotted):
+    """Without any attribute."""
+
+    a: int
+
+
+def test_slots_of_dataclasses_that_are_no_fields_come_back():
+    one, other = WithMore(1, 2), AllSlots(3)
+    one.extra = 4  # type: ignore[attr-defined]
+    for made in (one, other):
+        made.fill(torch.ones(2), [5])
+        found = round_trip({"r": made})["r"]
+        assert_same((found.a, *found.held()), (made.a, torch.ones(2), [5], False))
+        assert getattr(found, "extra", None) == getattr(made, "extra", None)
+
+
 @pytest.mark.parametrize("state", [[1], 5, None, "s", torch.ones(1), {1: 2}, {"a": 1, None: 2}])
 def test_an_app_state_is_a_dict_of_names(state: Any):
     with pytest.raises(InvalidArgument, match="app state"):
@@ -287,6 +325,16 @@ def test_nesting_has_an_end():
         flatten({"deep": deep})
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
+def test_what_torch_func_wraps_is_named(transform: Any):
+    def told(tensor: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(UnsupportedLeaf, match=r"'a/x'.*outside of its functions"):
+            flatten({"a": {"x": tensor}})
+        return tensor.sum()
+
+    transform(told)(torch.ones(3))
+
+
 class OwnTensor(torch.Tensor):
     """A subclass."""
 
@@ -309,6 +357,7 @@ class OwnPair(dict[str, int]):
         (torch.ones(2).as_subclass(OwnTensor), "OwnTensor"),
         (torch.nested.nested_tensor([torch.ones(2)]), "nested"),
         (torch.ones(2).to_mkldnn(), "mkldnn"),
+        (torch._to_functional_tensor(torch.ones(2)), "torch.func"),
         (np.array([None]), "numpy array"),
         (np.ma.masked_array([1]), "MaskedArray"),
         (np.array([(1,)], "i4,").view(np.recarray), "recarray"),

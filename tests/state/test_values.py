@@ -216,6 +216,42 @@ def test_a_local_enum_is_refused():
         encode(Hidden.A, "p")
 
 
+class Spelt(enum.Enum):
+    """Has names and values of its own making."""
+
+    DARK = 1
+
+    @property
+    def name(self) -> str:
+        return self._name_.lower()
+
+    @property
+    def value(self) -> int:
+        return 2
+
+
+class Open(enum.IntEnum):
+    """Makes members of what it does not know, as protocols do."""
+
+    A = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> Open:
+        made: Open = int.__new__(cls, value)  # type: ignore[call-overload]
+        made._name_, made._value_ = "A", value
+        return made
+
+
+def test_an_enum_is_known_by_its_real_name():
+    assert stored(Spelt.DARK) is Spelt.DARK
+    assert stored([Open.A]) == [Open.A]
+
+
+def test_a_member_that_its_class_does_not_keep_is_refused():
+    with pytest.raises(UnsupportedLeaf, match=r"'p': .*Open; it is no member of its class"):
+        encode(Open(7), "p")
+
+
 def test_pickle_needs_both_sides():
     encoded = encode(OwnInt(5), "p", allow_pickle=True)
     with pytest.raises(PickleRefused, match=r"'p' is a pickle.*allow_pickle=True"):

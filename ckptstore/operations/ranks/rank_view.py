@@ -33,7 +33,7 @@ def seen_from(
     count = sum(isinstance(key, int) for key in root.keys)
     if not count:
         return manifest
-    owned = {path.partition("/")[2]: None for path in manifest.entries if _is_own(path)}
+    owned = {path.partition("/")[2]: None for path in manifest.entries if is_own(path)}
     if strict and count != seat.of:
         _check_unwanted([*chosen(owned, globs)], seat, count, names)
     lacking = set[str]() if seat.rank < count else {root_of(path, wholes) for path in owned}
@@ -51,11 +51,11 @@ def own_paths(manifest: Manifest, seat: Seat) -> set[str]:
 def all_paths(manifest: Manifest) -> list[str]:
     """Where anything stands that any rank had, without its number."""
     found = (*manifest.entries, *manifest.containers)
-    return [path.partition("/")[2] if _is_own(path) else path for path in found]
+    return [path.partition("/")[2] if is_own(path) else path for path in found]
 
 
 def _common(found: Mapping[str, T], lacking: Collection[str]) -> dict[str, T]:
-    return {path: it for path, it in found.items() if not _is_own(path) and not is_within(path, lacking)}
+    return {path: it for path, it in found.items() if not is_own(path) and not is_within(path, lacking)}
 
 
 def _beneath(found: Mapping[str, T], rank: int) -> dict[str, T]:
@@ -71,6 +71,7 @@ def _check_unwanted(owned: Sequence[str], seat: Seat, count: int, names: Collect
         raise StateMismatch((), (), [f"{path}: {told}" for path in wanted])
 
 
-def _is_own(path: str) -> bool:
+def is_own(path: str) -> bool:
     """Whether a rank has it for itself."""
-    return path.partition("/")[0].isdecimal()
+    first = path.partition("/")[0]
+    return first.isascii() and first.isdecimal()  # names that read so are escaped
