@@ -237,7 +237,8 @@ class Open(enum.IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Open:
-        made: Open = int.__new__(cls, value)  # type: ignore[call-overload]
+        assert isinstance(value, int)
+        made = int.__new__(cls, value)
         made._name_, made._value_ = "A", value
         return made
 
