@@ -18,6 +18,7 @@ HOUSE = Path(ckptstore.__file__).parent
 FLOORS = {
     "errors": 0,
     "batching": 0,
+    "cached": 0,
     "patience": 0,
     "compiling": 0,
     "errands": 0,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate, pairwise, product
 from math import prod
 from typing import Any, NamedTuple
+
+from ckptstore.cached import cached_property
 
 Index = tuple[int, ...]
 

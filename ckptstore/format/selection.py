@@ -6,9 +6,10 @@ import operator
 import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, SupportsIndex
 
+from ckptstore.cached import cached_property
 from ckptstore.errors import InvalidArgument
 from ckptstore.format.grid import Grid, Index
 

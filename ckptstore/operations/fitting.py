@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from msgspec.structs import replace
 
+from ckptstore.cached import cached_property
 from ckptstore.errors import StateMismatch, listing
 from ckptstore.format.manifest import Container, Entry, TensorEntry
 from ckptstore.operations.optimizer_states import lacked_state, other_groups

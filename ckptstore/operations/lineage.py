@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import msgspec
 
+from ckptstore.cached import cached_property
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import CkptStoreError
 from ckptstore.format.manifest import Entry, TensorEntry

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 
 import torch
 from torch.nn.parameter import is_lazy
 
+from ckptstore.cached import cached_property
 from ckptstore.format.manifest import Entry, Manifest
 from ckptstore.operations.paths import chosen
 from ckptstore.operations.renumbering import renumbered

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ckptstore.cached import cached_property
 from ckptstore.locks import Lock
 from ckptstore.state.addresses import same_place
 from ckptstore.state.arrays import as_tracked

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from ckptstore.cached import cached_property
 from ckptstore.state.fingerprints import SEGMENT, segments
 
 Span = tuple[int, int]

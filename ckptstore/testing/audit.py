@@ -7,12 +7,12 @@ import random
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ckptstore.cached import cached_property
 from ckptstore.catalog.base import Catalog
 from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.engine import Database

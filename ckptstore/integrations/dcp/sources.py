@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
+from ckptstore.cached import cached_property
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.locks import Lock

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
+from ckptstore.cached import cached_property
 from ckptstore.format.codecs.adam_arithmetic import Kind, Prediction
 from ckptstore.format.codecs.compiled.calls import (
     CUT,
