@@ -10,6 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from ckptstore.chunkstore import ChunkStore
@@ -24,7 +25,7 @@ from ckptstore.operations.paths import chosen, require_matches
 from ckptstore.operations.ranks.groups import Seat
 from ckptstore.operations.ranks.rank_view import all_paths, own_paths, seen_from
 from ckptstore.operations.view import ManifestView
-from ckptstore.state.addresses import identity
+from ckptstore.state.addresses import identity, same_place
 from ckptstore.state.arrays import Array, as_tracked_like
 from ckptstore.state.clones import clone
 from ckptstore.state.composites import is_dense
@@ -209,7 +210,13 @@ def _renewed(live: Any, loaded: Any) -> Any:
     if isinstance(live, torch.Generator) and isinstance(loaded, torch.Generator) and live.device == loaded.device:
         live.set_state(loaded.get_state())
         return live
-    return loaded
+    return live if _is_one_memory(live, loaded) else loaded
+
+
+def _is_one_memory(live: Any, loaded: Any) -> bool:
+    """Whether it was filled through another one that it is tied to, which may be no Parameter where it is one."""
+    arrays = isinstance(live, torch.Tensor | np.ndarray) and isinstance(loaded, torch.Tensor | np.ndarray)
+    return arrays and (live is loaded or same_place(live) == same_place(loaded))
 
 
 def _put_own_tensors(module: torch.nn.Module, state: dict[str, Any]) -> None:

@@ -204,6 +204,26 @@ def test_a_sparse_buffer_of_a_module(store):
     assert_same(live.state_dict(), sparse(3.0).state_dict())
 
 
+def test_a_parameter_stays_one_where_its_module_is_filled_too(store):
+    def state(model: nn.Linear) -> dict[str, Any]:
+        array = np.ones(3)
+        return {
+            "model": model,
+            "dict": {"w": model.weight, "bare": model.weight.detach()},
+            "list": [model.weight],
+            "noted": ckptstore.StateDict(w=model.weight),
+            "arrays": [array, array[:]],
+        }
+
+    store.commit(state(nn.Linear(3, 2)), step=0)
+    live = state(model := nn.Linear(3, 2))
+    bare, view = live["dict"]["bare"], live["arrays"][1]
+    store.checkout(0, into=live)
+    assert live["dict"]["w"] is live["list"][0] is live["noted"]["w"] is model.weight
+    assert live["dict"]["bare"] is bare and live["arrays"][1] is view
+    assert_same(store.checkout(0, paths="model")["model"], model.state_dict())
+
+
 def test_tied_weights_stay_tied(store):
     def tied(seed: int, *, tie: bool = True) -> Any:
         torch.manual_seed(seed)
