@@ -127,13 +127,16 @@ def _without_damaged(chunks: ChunkStore, packs: Sequence[NewPack]) -> dict[str, 
 
 
 def _read_packs(storage: Storage, left_out: list[LeftOut]) -> Iterator[NewPack]:
-    """Those that are there in the end: a gc may move what is needed of some into others meanwhile."""
+    """Those that are there in the end: a gc may move what is needed of some into others meanwhile.
+
+    What comes later still is needed by commits that come as late: nobody waits until there is nothing new.
+    """
     read: dict[str, NewPack | str] = {}
-    listed = list(storage.list(PACKS))
-    while fresh := [info for info in listed if info.key not in read]:
+    for _ in range(2):
+        listed = list(storage.list(PACKS))
+        fresh = [info for info in listed if info.key not in read]
         found = each(fresh, lambda info: _or_reason(lambda: read_any_pack(storage, info)))
         read.update(zip((info.key for info in fresh), found, strict=True))
-        listed = list(storage.list(PACKS))
     for info in listed:
         pack = read[info.key]
         if isinstance(pack, str):

@@ -39,6 +39,7 @@ from ckptstore.format.packs import pack_key
 from ckptstore.opening import catalogs, documents
 from ckptstore.storage import open_storage
 from ckptstore.storage.local import LocalStorage
+from ckptstore.storage.wrappers import Intercepted
 from ckptstore.store import Store
 from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, files, site_of, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
@@ -340,6 +341,24 @@ def test_a_commit_that_is_made_while_a_store_is_opened_without_its_catalog_is_no
         for step in store.steps():
             assert_exact(store, "main", step)
     assert not list(recwarn)
+
+
+def test_a_store_is_opened_without_its_catalog_also_while_commits_come_faster_than_packs_are_listed(place, recwarn):
+    steps = iter(range(5, 10))
+
+    class Busy(Intercepted):
+        def intercept(self, verb, key, operation):
+            if (verb, key) == ("list", "packs/"):
+                step = next(steps)
+                with site_of(place).open() as other:
+                    other.commit(state_of("main", step), step=step)
+            return operation()
+
+    parts = site_of(place).parts()
+    with Store(documents.open_documents(Busy(parts.storage), parts.config, None, encrypt=False), "main") as store:
+        assert store.steps() == [1, 2, 3, 4]
+    assert not list(recwarn)
+    parts.close()
 
 
 def test_what_gc_moves_while_a_store_is_opened_without_its_catalog_is_found(tmp_path, recwarn):
