@@ -31,7 +31,7 @@ from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.publish import commit_of
 from ckptstore.operations.session import LEASE_SECONDS
-from ckptstore.operations.tags import enter_tags, tag_keys
+from ckptstore.operations.tags import enter_tags, read_tags, tag_keys
 from ckptstore.operations.twins import damaged_copies, twins, without_damaged
 from ckptstore.storage.base import Storage
 
@@ -77,7 +77,8 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     Raises StorageError when something cannot be read now: it is not left out, since it may be there later.
     """
     left_out: list[LeftOut] = []
-    before = {*tag_keys(chunks), *_document_keys(chunks)}  # of what comes while packs are read, some would be missed
+    told = read_tags(chunks, tag_keys(chunks))
+    before = set(_document_keys(chunks))  # of what comes while packs are read, some would be missed
     held = _without_damaged(chunks, list(_read_packs(chunks.storage, left_out)))
     places = Places()
     for pack in held.values():
@@ -101,9 +102,9 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
                 live |= _enter(chunks, candidate.key, data, held, places, live)
             advance(len(data))
     _leave_out(chunks.catalog, lacking)
-    tags = enter_tags(chunks)
+    tags = enter_tags(chunks, told)
     _forget(chunks.catalog, [key for key, _ in tags.superseded])
-    stale = [LeftOut(key, reason) for key, reason in (*tags.useless, *tags.superseded) if key in before]
+    stale = [LeftOut(key, reason) for key, reason in (*tags.useless, *tags.superseded)]
     return RebuildReport(len(candidates) - len(gone), len(live), (*left_out, *superseded, *gone, *stale))
 
 

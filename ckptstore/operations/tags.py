@@ -32,6 +32,8 @@ from ckptstore.operations.publish import discard
 from ckptstore.operations.session import writing_session
 
 _COMMIT = re.compile(r"[0-9a-f]{32}")
+ReadTags = tuple[dict[str, TagDocument], list[tuple[str, str]]]
+"""What documents tell; and those that cannot be read, each with the reason."""
 
 
 def tag(chunks: ChunkStore, name: str, commit: CommitRecord, *, instead_of: str | None = None) -> None:
@@ -102,9 +104,9 @@ class EnteredTags:
     superseded: list[tuple[str, str]]
 
 
-def enter_tags(chunks: ChunkStore) -> EnteredTags:
-    """Let a catalog that nobody else uses know the tags that storage tells of."""
-    told, useless = read_tags(chunks, tag_keys(chunks))
+def enter_tags(chunks: ChunkStore, read: ReadTags) -> EnteredTags:
+    """Let a catalog that nobody else uses know the tags that storage told of."""
+    told, useless = read
     newest: dict[tuple[str, str], str] = {}
     superseded = []
     for key, one in sorted(told.items(), key=lambda item: (item[1].created, item[0])):
@@ -132,8 +134,8 @@ def _remove(chunks: ChunkStore, key: str | None) -> None:
             chunks.catalog.settle(Objects([key]))
 
 
-def read_tags(chunks: ChunkStore, keys: Iterable[str]) -> tuple[dict[str, TagDocument], list[tuple[str, str]]]:
-    """What the documents tell; and those that cannot be read, each with the reason."""
+def read_tags(chunks: ChunkStore, keys: Iterable[str]) -> ReadTags:
+    """Read the documents of tags."""
     keys = list(keys)
     told, damaged = dict[str, TagDocument](), list[tuple[str, str]]()
     for key, found in zip(keys, each(keys, lambda key: _read(chunks, key)), strict=True):

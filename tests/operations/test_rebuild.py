@@ -19,10 +19,11 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.catalog import SqlCatalog, open_catalog
 from ckptstore.errors import (
     CatalogError,
     CatalogNotFound,
+    CatalogUnavailable,
     GcRefused,
     InvalidArgument,
     NotAStore,
@@ -229,22 +230,19 @@ def test_the_same_state_again_makes_nothing_anew(place):
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_rebuild_that_is_run_again_leaves_out_nothing_that_it_entered(place, monkeypatch, anew):
-    """A storage that does not answer ends the first one; a pack is away in the second."""
+    """A catalog that does not answer ends the first one; a pack is away in the second."""
     with ckptstore.open(place) as store:
         store.tag("four", 4)
         made = store.commit(state_of("main", 5), step=5)
     only = {one.name for one in _packs(place, "main@5")} - {one.name for one in _packs(place, "main@4")}
     (pack,) = [path for path in place.rglob("*.pack") if path.stem in only]
     lose(place)
-    real = LocalStorage.get
 
-    def silent(self, key):
-        if key.startswith("tags/"):
-            raise StorageUnavailable("no answer")
-        return real(self, key)
+    def silent(self, told):
+        raise CatalogUnavailable("no answer")
 
-    with monkeypatch.context() as patch, pytest.raises(StorageUnavailable):
-        patch.setattr(LocalStorage, "get", silent)
+    with monkeypatch.context() as patch, pytest.raises(CatalogUnavailable):
+        patch.setattr(SqlCatalog, "enter_tags", silent)
         ckptstore.rebuild_catalog(place)
     kept = shutil.move(pack, place.parent / pack.name)
     ckptstore.rebuild_catalog(place)
@@ -340,6 +338,21 @@ def test_a_commit_that_is_made_while_a_store_is_opened_without_its_catalog_is_no
         assert set(store.steps()) >= {1, 2, 3, 4}
         for step in store.steps():
             assert_exact(store, "main", step)
+    assert not list(recwarn)
+
+
+@pytest.mark.parametrize("step", [4, 5], ids=["an older commit", "a new commit"])
+def test_a_tag_that_moves_while_a_store_is_opened_without_its_catalog_is_where_it_was(place, recwarn, step):
+    with site_of(place).open() as store:
+        store.tag("best", 3)
+
+    def move():
+        with site_of(place).open() as other:
+            other.commit(state_of("main", 5), step=5)
+            other.tag("best", step)
+
+    with opened_amid(place, move) as store:
+        assert store.tags() == {"best": 3}
     assert not list(recwarn)
 
 
