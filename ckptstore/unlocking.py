@@ -85,7 +85,7 @@ def _read(key_file: KeyFile) -> bytes:
     if not isinstance(key_file, str | os.PathLike):
         raise InvalidArgument(f"the key file is {key_file!r}: give a path")
     try:
-        return _checked(Path(key_file).read_bytes(), str(key_file))
+        return _checked(Path(os.path.expanduser(key_file)).read_bytes(), str(key_file))
     except (OSError, ValueError) as error:  # a path with a zero in it
         told = error.strerror if isinstance(error, OSError) else error
         raise InvalidArgument(f"the key file {os.fspath(key_file)!r} cannot be read: {told}") from None

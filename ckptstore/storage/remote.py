@@ -59,7 +59,7 @@ class FsspecStorage:
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        self._reached_by = url, storage_options or {}
+        self._reached_by = url, dict(storage_options or {})
         self._url = without_password(url)
         self._secrets = secrets_of(*self._reached_by)
         client, root = connect(*self._reached_by)
@@ -83,7 +83,7 @@ class FsspecStorage:
 
     @property
     def _fs(self) -> Any:
-        """This process's own client. A parent's stays, unused: what it has open is for the parent to close."""
+        """This process's own client; a parent's stays, unused."""
         process = os.getpid()
         if process not in self._clients:
             self._clients.setdefault(process, connect(*self._reached_by)[0])

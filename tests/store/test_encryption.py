@@ -250,6 +250,15 @@ def test_the_key_may_be_in_the_environment(site, monkeypatch):
         assert_exact(store, "main", 2)
 
 
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_a_key_file_in_the_home_folder_may_be_told_so(site, key, monkeypatch, by):
+    monkeypatch.setenv("HOME", str(key.parent))
+    told = f"~/{key.name}"
+    monkeypatch.setenv("CKPTSTORE_KEY_FILE", "gone" if by == "argument" else told)
+    with ckptstore.open(site, key_file=told if by == "argument" else None) as store:
+        assert store.latest() is not None
+
+
 def test_without_its_package_nobody_opens_it_or_makes_another(site, key, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
