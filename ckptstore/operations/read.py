@@ -15,6 +15,7 @@ from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import Selection, everything, select
 from ckptstore.operations.load import Filling, fill, load_arrays, load_values
 from ckptstore.operations.view import ManifestView
+from ckptstore.state.addresses import missing_memory
 from ckptstore.state.arrays import Array
 from ckptstore.state.casts import misfit_with_cast
 from ckptstore.state.composites import is_dense
@@ -105,6 +106,8 @@ def _check_out(path: str, entry: TensorEntry, out: object) -> None:
 def _misfit(path: str, out: object) -> str | None:
     if isinstance(out, Tensor) and not is_dense(out):
         return f"{path}: the target is no dense tensor, or has no data: {out.layout} on {out.device}"
+    if isinstance(out, Tensor) and not is_sharded(out) and (missing := missing_memory(out)):
+        return f"{path}: the target is {': '.join(missing)}"
     if isinstance(out, np.ma.MaskedArray | np.matrix):
         return f"{path}: the target is a {type(out).__name__}: give the plain array beneath it"
     return None

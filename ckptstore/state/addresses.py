@@ -13,6 +13,8 @@ from ckptstore.state.arrays import Array, as_words, is_lazy
 from ckptstore.state.dtypes import dtype_name
 
 _MOST_WORK = 1 << 20
+_FREED = "a tensor whose storage was freed", "bring its memory back first"
+_WRAPPED = "a tensor without memory of its own, as torch.func makes them", "do this outside of its functions"
 
 
 def pointer(array: Array) -> int:
@@ -70,6 +72,16 @@ def is_backed(tensor: Tensor) -> bool:
         last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
         reach = (last + 1) * tensor.itemsize
     return tensor.storage_offset() * tensor.itemsize + reach <= tensor.untyped_storage().nbytes()
+
+
+def missing_memory(tensor: Tensor) -> tuple[str, str] | None:
+    """What a dense tensor is that has no memory, and what to do about that; None for others, also XLA's."""
+    try:
+        if not is_backed(tensor):
+            return _FREED
+        return _WRAPPED if not tensor.data_ptr() and tensor.nbytes and tensor.is_cpu else None
+    except RuntimeError:  # as torch raises for what has no storage, even an empty one
+        return _WRAPPED
 
 
 def is_plain_memory(array: Array) -> bool:

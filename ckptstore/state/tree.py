@@ -19,7 +19,7 @@ from ckptstore.errors import (
 )
 from ckptstore.format.manifest import Container, Value
 from ckptstore.state import composites
-from ckptstore.state.addresses import identity, is_backed, pointer
+from ckptstore.state.addresses import identity, missing_memory, pointer
 from ckptstore.state.containers import open_container
 from ckptstore.state.dtypes import dtype_name
 from ckptstore.state.paths import segment, selector
@@ -37,7 +37,6 @@ _MOST_NESTED = 128
 _UNKNOWN: Value = {"pickle": b""}
 """Stands for what a target has and nobody looks into."""
 _SUBCLASS = "a tensor subclass: store its local, plain tensors, or a ShardedTensor with dcp.save and StoreWriter"
-_WRAPPED = "a tensor without memory of its own, as torch.func makes them", "commit outside of its functions"
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -217,9 +216,10 @@ class _Walk:
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         if composites.is_dense(tensor):
-            at = _address(tensor, path)
+            if missing := missing_memory(tensor):
+                raise UnsupportedLeaf(path, *missing, use="store or fill")
             require_storable(path, tensor.itemsize, tensor.shape)
-            self.leaves[path], self._pointers[path] = TensorLeaf(tensor), at
+            self.leaves[path], self._pointers[path] = TensorLeaf(tensor), tensor.data_ptr()
         else:
             self._children(composites.open_composite(tensor, path), path)
 
@@ -237,20 +237,6 @@ class _Walk:
         if not self.allow_pickle:
             _refuse_array(value, path)
         self.leaves[path] = encode(value, path, allow_pickle=self.allow_pickle)
-
-
-def _address(tensor: torch.Tensor, path: str) -> int:
-    """Where a dense tensor's memory begins. Raises UnsupportedLeaf when it has none."""
-    what, advice = "a tensor whose storage was freed", "bring its memory back first"
-    try:
-        if is_backed(tensor):
-            at = tensor.data_ptr()
-            if at or not tensor.nbytes or not tensor.is_cpu:
-                return at
-            what, advice = _WRAPPED
-    except NotImplementedError:
-        what, advice = _WRAPPED
-    raise UnsupportedLeaf(path, what, advice, use="store or fill")
 
 
 def _refuse_array(value: object, path: str) -> None:

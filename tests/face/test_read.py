@@ -77,6 +77,23 @@ def test_a_part_is_what_indexing_gives(arrays, data, shape, kind):
     assert_same(out, expected)
 
 
+@pytest.mark.parametrize("size", [2, 5000])
+def test_a_target_without_memory_is_refused(store, size):
+    store.commit({"a": torch.ones(size)}, step=0)
+    freed = torch.zeros(size)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(InvalidArgument, match="storage was freed"):
+        store.read(0, "a", out=freed)
+
+    def told(tensor):
+        with pytest.raises(InvalidArgument, match="outside of its functions"):
+            store.read(0, "a", out=tensor)
+        return tensor.sum()
+
+    torch.func.grad(told)(torch.zeros(size))
+    torch.func.functionalize(told)(torch.zeros(size))
+
+
 @pytest.mark.parametrize("dtype", ["V0", []], ids=str)
 def test_a_part_of_elements_without_bytes(tmp_path, dtype):
     array = np.zeros((4, 5), dtype)

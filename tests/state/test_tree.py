@@ -326,13 +326,14 @@ def test_nesting_has_an_end():
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
-def test_what_torch_func_wraps_is_named(transform: Any):
+@pytest.mark.parametrize("length", [3, 0])
+def test_what_torch_func_wraps_is_named(transform: Any, length: int):
     def told(tensor: torch.Tensor) -> torch.Tensor:
         with pytest.raises(UnsupportedLeaf, match=r"'a/x'.*outside of its functions"):
-            flatten({"a": {"x": tensor}})
+            flatten({"a": {"x": tensor.reshape(-1, 1)[:length]}})
         return tensor.sum()
 
-    transform(told)(torch.ones(3))
+    transform(told)(torch.ones(3, 3))
 
 
 class OwnTensor(torch.Tensor):
