@@ -67,8 +67,10 @@ def save_with(tensors: Tensors, state: dict[str, Any], folder: Path, told: str) 
             save(state, storage_writer=_Writer(folder, tensors), planner=_Planner(tensors), no_dist=True)
     except CheckpointException as error:
         cause = next((failure for failure, _ in error.failures.values()), error)
-        ended = cause if cause is tensors.failure else _ended_by(cause, handled)
-        if ended is not None and not isinstance(ended, OSError):
+        if cause is tensors.failure:
+            raise cause from None
+        ended = _ended_by(cause, handled)
+        if isinstance(ended, KeyboardInterrupt):
             raise ended from None
         kind = StateError if ended is None else StorageError
         raise kind(f"cannot write {told} with DCP: {ended or cause}") from error

@@ -457,6 +457,14 @@ def test_what_ends_an_export_is_told_as_it_is(store, monkeypatch):
     assert os.listdir() == ["store"]
 
 
+def test_what_progress_raises_ends_an_export_as_it_is(store):
+    store.commit({"w": torch.arange(5000.0)}, step=1)
+    error = BrokenPipeError("nobody reads it")
+    with pytest.raises(BrokenPipeError) as caught:
+        export_dcp(store, 1, "out", progress=lambda _, done, __: _raise(error) if done else None)
+    assert caught.value is error
+
+
 @pytest.mark.parametrize("handled", [KeyboardInterrupt, OSError])
 def test_what_the_caller_deals_with_ended_no_export(store, monkeypatch, handled):
     store.commit({"w": torch.arange(5000.0)}, step=1)
