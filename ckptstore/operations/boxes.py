@@ -14,6 +14,7 @@ from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import select_box
 from ckptstore.operations.load import Filling, fill
+from ckptstore.state.addresses import missing_memory
 from ckptstore.state.casts import misfit_with_cast
 
 
@@ -38,6 +39,8 @@ def fill_boxes(chunks: ChunkStore, boxes: Sequence[Box], *, allow_cast: bool, bu
 def _filling(box: Box, *, allow_cast: bool) -> Filling:
     stop = tuple(map(sum, zip(box.start, box.lengths, strict=True)))
     part = replace(box.entry, shape=box.lengths, order=None)
+    if missing := missing_memory(box.target):
+        raise StateError(f"{box.label}: the target is {': '.join(missing)}")
     misfit = misfit_with_cast(box.label, part, box.target, allow_cast=allow_cast)
     if misfit is not None:
         raise StateError(f"{misfit}; make them alike")

@@ -353,6 +353,16 @@ def test_another_dtype_is_no_fit_unless_asked(store):
     assert load(state, store, allow_cast=True)["x"].equal(torch.arange(3000.0, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("size", [3, 3000])
+def test_a_target_whose_storage_was_freed(store, size):
+    save({"x": torch.ones(size)}, store)
+    freed = torch.zeros(size)
+    freed.untyped_storage().resize_(0)
+    refused = failure(lambda: load({"x": freed}, store))
+    assert isinstance(refused, ckptstore.StateError)
+    assert "storage was freed" in str(refused)
+
+
 def test_imaginary_parts_are_not_lost(store):
     save({"x": torch.ones(3000, dtype=torch.complex64)}, store)
     state: Any = {"x": torch.zeros(3000)}
