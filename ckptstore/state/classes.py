@@ -7,6 +7,7 @@ import enum
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from types import MemberDescriptorType
 
 from ckptstore.errors import UnknownType
@@ -68,7 +69,7 @@ def with_attributes(cls: type, attributes: dict[str, object]) -> object:
     """An instance that holds `attributes`, made without running the class's code."""
     instance: object = object.__new__(cls)
     for name, value in attributes.items():
-        if _slot(cls, name):
+        if name in _slots(cls):
             object.__setattr__(instance, name, value)
         else:
             vars(instance)[name] = value
@@ -77,17 +78,16 @@ def with_attributes(cls: type, attributes: dict[str, object]) -> object:
 
 def _in_slots(instance: object) -> Iterator[tuple[str, object]]:
     """What its slots hold, those of classes without fields too."""
-    cls = type(instance)
-    for base in reversed(cls.__mro__):
-        for name, found in vars(base).items():
-            if isinstance(found, MemberDescriptorType) and _slot(cls, name):
-                with suppress(AttributeError):  # it holds nothing
-                    yield name, found.__get__(instance)
+    cls: type = type(instance)
+    for name, slot in _slots(cls).items():
+        with suppress(AttributeError):  # it holds nothing
+            yield name, slot.__get__(instance)
 
 
-def _slot(cls: type, name: str) -> bool:
-    found = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-    return isinstance(found, MemberDescriptorType)
+@lru_cache
+def _slots(cls: type) -> dict[str, MemberDescriptorType]:
+    found = {name: member for base in reversed(cls.__mro__) for name, member in vars(base).items()}
+    return {name: member for name, member in found.items() if isinstance(member, MemberDescriptorType)}
 
 
 def _find(name: str) -> object:
