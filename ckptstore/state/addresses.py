@@ -79,7 +79,8 @@ def missing_memory(tensor: Tensor) -> tuple[str, str] | None:
     try:
         if not is_backed(tensor):
             return _FREED
-        return _WRAPPED if not tensor.data_ptr() and tensor.nbytes and tensor.is_cpu else None
+        tensor.data_ptr()  # raises for what grad and vmap wrap
+        return _WRAPPED if torch._is_functional_tensor(tensor) else None  # noqa: SLF001 - has no public name
     except RuntimeError:  # as torch raises for what has no storage, even an empty one
         return _WRAPPED
 
