@@ -160,7 +160,9 @@ def test_threads_commit_in_the_background_of_one_store(tmp_path):
 FORKING = """
 import json, os, sys
 from ckptstore.testing.audit import CHUNK_BYTES, Site, state_of
-store = Site(**json.loads(sys.argv[1])).open(chunk_bytes=CHUNK_BYTES)
+site = Site(**json.loads(sys.argv[1]))
+store = site.open(chunk_bytes=CHUNK_BYTES)
+(site.storage_options or {}).clear()  # the caller's own
 store.commit(state_of("main", 0), step=0)
 store.checkout(0)
 child = os.fork()
