@@ -29,7 +29,7 @@ SPREAD = dict.fromkeys(range(0, 240, 4), 1 / 60)
 PLANES = {
     "neighbours": NEAR,
     "neighbours around 0": {(byte + 152) % 256: share for byte, share in NEAR.items()},
-    "with others": {byte: 0.97 * share for byte, share in NEAR.items()} | {200: 0.02, 10: 0.01},
+    "with others": {100: 0.4, 101: 0.3, 102: 0.2, 103: 0.08, 200: 0.02},
     "far apart": SPREAD,
     "nearly all one": {7: 1 - 1 / 64, 90: 1 / 64},
 }

@@ -1,7 +1,8 @@
 """One plane of bytes, as small as it gets at the speed of a disk: as it is, one byte for all, or a zstd frame.
 
 Bytes of trained floats have few values and no repetitions, so what pays is zstd's Huffman coding and not its search for
-matches: a tiny hash table and long matches code them 2.5 times as fast as level 1 does, and smaller.
+matches: a tiny hash table and long matches code them 2.5 times as fast as level 1 does, and smaller. `binding` skips
+most of the search.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ class PlaneCoder:
         """The smallest of the three; it may share memory with the plane."""
         if len(plane) and plane[0] == plane[-1] and (plane[0] == plane).all():
             return plane[:1]
-        coded = self._zstd.compress(plane.data)
-        return np.frombuffer(coded, np.uint8) if len(coded) < SCARCE * len(plane) else plane
+        coded = self.frame(plane)
+        return coded if len(coded) < SCARCE * len(plane) else plane
+
+    def frame(self, plane: Plane) -> Plane:
+        """What zstd makes of a plane."""
+        return np.frombuffer(self._zstd.compress(plane.data), np.uint8)
 
 
 class PlaneDecoder:

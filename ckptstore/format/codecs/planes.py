@@ -30,9 +30,9 @@ class Planes:
             return [planned(sample, Cut(words.itemsize))]
         fields = planned(sample, Cut(words.itemsize, split=_MANTISSA))
         alike = [planned(sample, Cut(words.itemsize))] if fields.ways[1].coded else []  # signs that may all be the same
-        if thorough:
-            return [fields, centered(sample, fields), *alike]
-        return alike if alike and alike[0].share < _LITTLE * fields.share else [fields]
+        usual = alike[0] if alike and alike[0].share < _LITTLE * fields.share else fields
+        others = [fields, centered(sample, fields), *alike] if thorough else []
+        return [usual, *(plan for plan in others if plan is not usual)]
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Cut and code."""

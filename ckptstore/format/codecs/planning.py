@@ -47,8 +47,7 @@ def centered(sample: Words, fields: Plan) -> Plan:
 def _best_way(plane: Plane, tools: Tools) -> tuple[Way, _Estimate]:
     """And what it comes to."""
     best, estimate = min(
-        ((weight, _estimated(weight)) for weight in tools.loops.weigh(plane, tools.coder)),
-        key=lambda each: each[1].size,
+        ((weight, _estimated(weight)) for weight in tools.loops.weigh(plane)), key=lambda each: each[1].size
     )
     return Way(best.bits != WHOLE or best.size != len(plane), best.bits, best.offset), estimate
 

@@ -30,9 +30,9 @@ class Tools:
     """For one thread at a time."""
 
     def __init__(self) -> None:
-        self.coder, self.decoder = PlaneCoder(), PlaneDecoder()
-        self.loops = Loops(self.array)
-        self._make: Callable[[Array, Get], Loops] = Loops
+        self.coder, self.decoder = fastest_coder(), PlaneDecoder()
+        self.loops = Loops(self.array, self.coder)
+        self._make: Callable[[Array, PlaneCoder, Get], Loops] = Loops
         self._arrays: dict[tuple[int, str], Words] = {}
 
     def array(self, width: int, count: int, use: str) -> Words:
@@ -45,7 +45,16 @@ class Tools:
         """Use the fastest loops that there are, or that can be compiled."""
         make = fastest_loops(compiling=compiling)
         if make is not self._make:
-            self.loops, self._make = make(self.array, MAKING.get), make
+            self.loops, self._make = make(self.array, self.coder, MAKING.get), make
+
+
+def fastest_coder() -> PlaneCoder:
+    """That of zstd's own functions, where cffi gives them."""
+    try:
+        from ckptstore.format.codecs.binding import Encoder
+    except ImportError:
+        return PlaneCoder()
+    return Encoder()
 
 
 _POOL = Pool(Tools)
@@ -53,7 +62,7 @@ _USES = count()
 
 
 @cache
-def fastest_loops(*, compiling: bool) -> Callable[[Array, Get], Loops]:
+def fastest_loops(*, compiling: bool) -> Callable[[Array, PlaneCoder, Get], Loops]:
     """Those that numba compiles now, or did in some process; with a warning when it is there and cannot be used."""
     try:
         from ckptstore.format.codecs.compiled import CompiledLoops

@@ -8,6 +8,7 @@ import numpy as np
 
 from ckptstore.cached import cached_property
 from ckptstore.format.codecs.adam_arithmetic import Kind, Prediction
+from ckptstore.format.codecs.binding import Decoder, Encoder
 from ckptstore.format.codecs.compiled.calls import (
     CUT,
     HALVE,
@@ -24,8 +25,6 @@ from ckptstore.format.codecs.compiled.calls import (
 )
 from ckptstore.format.codecs.compiled.finding import kept, made
 from ckptstore.format.codecs.compiled.plans import Memory, knows, told
-from ckptstore.format.codecs.compiled.zstd import Decoder, Encoder
-from ckptstore.format.codecs.entropy import PlaneCoder
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.loops import Array, Loops
 from ckptstore.format.codecs.making import Get, at_once
@@ -40,10 +39,10 @@ class CompiledLoops(Loops):
     Without `compiling` only what some process has compiled is used.
     """
 
-    def __init__(self, array: Array, get: Get = at_once, *, compiling: bool = True) -> None:
-        super().__init__(array, get)
+    def __init__(self, array: Array, coder: Encoder, get: Get = at_once, *, compiling: bool = True) -> None:
+        super().__init__(array, coder, get)
         self._compiling = compiling
-        self._encoder, self._decoder = Encoder(), Decoder()
+        self._encoder, self._decoder = coder, Decoder()
 
     @cached_property
     def _memory(self) -> Memory:
@@ -70,13 +69,13 @@ class CompiledLoops(Loops):
         else:
             super().cut_fields(words, split, center, byte, others)
 
-    def weigh(self, plane: Plane, coder: PlaneCoder) -> list[Weight]:
+    def weigh(self, plane: Plane) -> list[Weight]:
         """See `Loops.weigh`."""
         if loop := self._loop(WEIGH):
             table = np.empty((1 + len(NARROW), len(Weight._fields)), np.int64)
             found = loop(self._encoder.address, at(plane), len(plane), *self._memory.given, into(table))
             return list(map(Weight._make, table[:found].tolist()))
-        return super().weigh(plane, coder)
+        return super().weigh(plane)
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
         """See `Loops.squeeze`."""
