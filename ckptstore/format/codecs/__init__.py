@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from ckptstore.errors import StoreTooNew
 from ckptstore.format.codecs.base import BYTES, DELTA, PLANES, Codec, Effort, Encoded, Form, Level
@@ -14,13 +15,16 @@ from ckptstore.format.codecs.raw import Raw
 from ckptstore.format.codecs.zstd import Zstd
 from ckptstore.format.packs import MOST_ENCODED
 
+if TYPE_CHECKING:
+    from ckptstore.format.codecs.choice import Candidate
+
 RAW: Codec = Raw()
 ZSTD: Codec = Zstd()
 ANY_GAIN = 0.98
 """What is smaller by less is not worth decoding two chunks for, whoever asks."""
 _SMALLEST = 256
-_SURE = 1.02
-"""How exactly samples tell sizes, but for zstd's: what repeats itself may do so farther apart."""
+_APART, _ABOUT = 1.005, 1.02
+"""How exactly samples tell one size from another, and how exactly what a chunk takes."""
 _HOMES = {0: "raw.Raw", 1: "zstd.Zstd", PLANES: "planes.Planes", DELTA: "delta.Delta", 4: "adam.Adam"}
 """Imported when a frame needs them, since some bring numpy."""
 
@@ -63,14 +67,15 @@ def encode(
     "none" stores bytes as they are. "light" looks at zstd, and takes it where it halves them, "fast" at zstd and
     planes. "auto" and "best" look at the difference to `base` too, the raw bytes of an older chunk, and take it where
     that is at most the share `reliance` of what the chunk takes alone; "best" takes the smaller of the two encodings
-    that seem best, unless the first comes out as smaller than a sample tells the second one to be.
+    that seem best, unless a sample tells the second one to be larger than the first one seems, and comes out.
     """
     if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
         from ckptstore.format.codecs.choice import candidates, worth
 
         smallest, size = None, worth(level) * len(raw)
-        for each in candidates(raw, form, base, level, reliance)[: 2 if level == "best" else 1]:
-            if smallest is not None and each.codec != ZSTD.number and each.share * len(raw) > _SURE * size:
+        found = candidates(raw, form, base, level, reliance)[: 2 if level == "best" else 1]
+        for each in found:
+            if smallest is not None and _is_larger(each, found[0], size / len(raw)):
                 break
             payload = each.encode()
             if len(payload) < size:
@@ -78,6 +83,13 @@ def encode(
         if smallest is not None:
             return smallest
     return Encoded(RAW.number, RAW.encode(raw))
+
+
+def _is_larger(second: Candidate, first: Candidate, share: float) -> bool:
+    """Whether that seems so, where the first takes a share. What zstd finds repeated may lie farther apart than samples
+    see.
+    """
+    return second.codec != ZSTD.number and second.share > _APART * first.share and share < _ABOUT * second.share
 
 
 def differs_little(raw: memoryview, form: Form, base: memoryview, reliance: float) -> bool:
