@@ -37,7 +37,7 @@ class Derivation:
 
     @property
     def added(self) -> float:
-        """What `Reliance` is told: the older chunk is read in place of this one, and all the others beside it."""
+        """What `Reliance` counts: the older chunk is read in place of this one, and all the others beside it."""
         return (self.made.work + len(self.below) - 1) * self.below[0].raw_length
 
     def encode(self, digest: bytes, piece: Piece, older: Mapping[bytes, memoryview]) -> NewChunk | None:
@@ -89,8 +89,8 @@ def derivations(
     or small differences as they were before.
     """
     large = {digest: piece for digest, piece in fresh.items() if len(piece.data) >= _SMALLEST}
-    told = {digest: piece.made() for digest, piece in large.items() if piece.made is not None}
-    made = {digest: found for digest, found in told.items() if found is not None}
+    candidates = {digest: piece.made() for digest, piece in large.items() if piece.made is not None}
+    made = {digest: found for digest, found in candidates.items() if found is not None}
     if not made:
         return {}
     pinned = pin(list({base for found in made.values() for base in found.older}))

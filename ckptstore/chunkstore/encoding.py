@@ -51,13 +51,13 @@ class Piece(NamedTuple):
         data: the bytes.
         copied: whether they are not the caller's own memory, nor on loan.
         form: what they are.
-        base: tells the digest of a chunk that may be much like this one; empty when there is none.
+        base: gives the digest of a chunk that may be much like this one; empty when there is none.
         loan: to be ended once nobody looks at them any more.
         likely_new: whether what is on loan will probably have to be copied.
-        made: tells what the chunk was made of, if anything.
+        made: gives what the chunk was made of, if anything.
         before: digests of the chunks just before it, when these may be part of that.
         goes_on: whether the next chunk may be made of this one.
-        counts: whether progress tells of them, as it does of arrays.
+        counts: whether progress counts them, as it does of arrays.
     """
 
     data: memoryview
@@ -114,8 +114,8 @@ class Encoder:
         self, fresh: Mapping[bytes, Piece], pin: Callable[[Sequence[bytes]], Mapping[bytes, ChunkLocation]]
     ) -> dict[bytes, ChunkLocation]:
         """Digest → a whole chunk of the same length that it may rest on, pinned, where both can be read together."""
-        told = {digest: piece.base() for digest, piece in fresh.items() if len(piece.data) >= _SMALLEST}
-        bases = {digest: base for digest, base in told.items() if base}
+        candidates = {digest: piece.base() for digest, piece in fresh.items() if len(piece.data) >= _SMALLEST}
+        bases = {digest: base for digest, base in candidates.items() if base}
         resting = self.may_rest(set(bases)) if bases else ()
         if not resting:
             return {}
@@ -148,7 +148,7 @@ class Encoder:
             chunk = NewChunk(digest, made.codec, made.payload, len(piece.data))
             if base is not None and made.uses_base:
                 chunk = chunk._replace(base=base.digest, below=[base])
-            self.reliance.tell(len(piece.data), made.alone, made.added, asked)
+            self.reliance.record(len(piece.data), made.alone, made.added, asked)
             found.append(chunk)
         return found
 
@@ -158,7 +158,7 @@ class Encoder:
         try:
             return dict(zip(wanted, self.raw(wanted), strict=True)) if wanted else {}
         except CorruptData:
-            return {}  # for verify to tell; nothing shall rest on it
+            return {}  # for verify to report; nothing shall rest on it
 
 
 def unwritten(digest: bytes, size: int, length: int) -> ChunkLocation:

@@ -1,4 +1,4 @@
-"""What is likely new, told by a few bytes of each array: so it is on its way to the storage while the rest is hashed.
+"""What is likely new, going by a few bytes of each array: so it is on its way to the storage while the rest is hashed.
 
 Nothing rests on it but the order of work.
 """

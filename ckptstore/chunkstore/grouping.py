@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 Advance = Callable[[int], None]
-"""Told how many raw bytes were just dealt with, or 0; may be called from any thread, and may raise, which ends all."""
+"""Gets how many raw bytes were just dealt with, or 0; may be called from any thread, and may raise, which ends all."""
 
 
 def ignore(_: int) -> None:
@@ -22,7 +22,7 @@ class _GivenUp(Exception):
 
 
 class Stopping:
-    """Lets work end early that tells an `Advance`."""
+    """Lets work end early that calls an `Advance`."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
@@ -32,7 +32,7 @@ class Stopping:
         self._stopped.set()
 
     def watched(self, advance: Advance) -> Advance:
-        """What it is to tell in place of `advance`."""
+        """What it is to call in place of `advance`."""
 
         def go_on(count: int) -> None:
             if self._stopped.is_set():

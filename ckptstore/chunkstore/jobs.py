@@ -113,13 +113,13 @@ class Family(msgspec.Struct, frozen=True):
 
 
 def jobs_for(wishes: Sequence[Fetch], located: Mapping[bytes, ChunkLocation], way: Way) -> list[Job]:
-    """A job for each wish, as they lie. Raises MissingData, and CorruptData where the catalog tells of another size."""
+    """A job for each wish, as they lie. Raises MissingData, and CorruptData where the catalog has another size."""
     for wish in wishes:
         if wish.digest not in located:
             raise MissingData(f"{wish.label}: no pack holds its chunk {wish.digest.hex()}; run verify")
         if located[wish.digest].raw_length != wish.size:
-            told = f"holds {located[wish.digest].raw_length} bytes instead of {wish.size}"
-            raise CorruptData(f"{wish.label}: its chunk {wish.digest.hex()} {told}; run verify")
+            problem = f"holds {located[wish.digest].raw_length} bytes instead of {wish.size}"
+            raise CorruptData(f"{wish.label}: its chunk {wish.digest.hex()} {problem}; run verify")
     placed = [(wish, located[wish.digest]) for wish in wishes]
     placed.sort(key=lambda item: (item[1].pack, item[1].offset))
     gaps = [_gap(before, after) for (_, before), (_, after) in pairwise(placed)] if way.copies else repeat(0)
@@ -200,8 +200,8 @@ def _below(label: str, location: ChunkLocation, located: Mapping[bytes, ChunkLoc
         add(digest)
     for base in found.values():
         if base.raw_length != location.raw_length:  # which nobody writes, and may be large
-            told = f"rests on one of {base.raw_length} bytes, and holds {location.raw_length}"
-            raise CorruptData(f"{label}: its chunk {location.digest.hex()} {told}; run verify")
+            problem = f"rests on one of {base.raw_length} bytes, and holds {location.raw_length}"
+            raise CorruptData(f"{label}: its chunk {location.digest.hex()} {problem}; run verify")
     return tuple(found.values())
 
 

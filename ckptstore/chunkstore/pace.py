@@ -30,7 +30,7 @@ class Pace:
 
     Args:
         far: whether the storage is behind a network.
-        clock: tells seconds.
+        clock: gives seconds.
     """
 
     def __init__(self, *, far: bool, clock: Clock = time.perf_counter) -> None:

@@ -1,5 +1,5 @@
 """Chunks on their way out: one look-up for all, reads in the order in which they lie, decoded straight into the
-destination where that is plain memory, and verified by digest before anyone is told.
+destination where that is plain memory, and verified by digest before anyone is notified.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Run:
         for job in batch:
             if job.alone and (out := job.out) is not None:
                 self._read_pack(job.location.pack, [RangeRead(job.location.offset, out)], job.wish.label)
-                with _told(job.location, job.wish.label):
+                with _locating_damage(job.location, job.wish.label):
                     self.payloads.check(job.location, out)
                 known[job.location.digest] = out
                 self.advance(job.wish.size)
@@ -195,7 +195,7 @@ class _Run:
         try:
             payload, base_payload = self.payloads.opened(job.location, stored), self.payloads.opened(base, below)
             self.payloads.decode_with(job.location, payload, out, Encoded(base.codec, base_payload))
-        except CorruptData:  # one after the other, they tell which of them is damaged
+        except CorruptData:  # one after the other, which says which of them is damaged
             _, raw = self._decoded(base, below, None, {}, job.wish.label)
             self._deliver(job, stored, out, {base.digest: raw})
 
@@ -210,14 +210,14 @@ class _Run:
         checked: bool = True,
     ) -> tuple[memoryview, memoryview]:
         """Encoded payload and raw bytes."""
-        with _told(location, label):
+        with _locating_damage(location, label):
             payload = self.payloads.opened(location, stored)
             bases = [known[base] for base in location.bases]
             return payload, self.payloads.decode(location, payload, out, bases, checked=checked)
 
 
 @contextmanager
-def _told(location: ChunkLocation, label: str) -> Iterator[None]:
+def _locating_damage(location: ChunkLocation, label: str) -> Iterator[None]:
     """Damage names where it was met."""
     try:
         yield

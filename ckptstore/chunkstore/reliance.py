@@ -22,7 +22,7 @@ class Reliance:
     """Of one commit, whose chunks several threads encode."""
 
     def __init__(self) -> None:
-        self._all = self._told = self._asked = 0
+        self._all = self._encoded = self._asked = 0
         self._alone = self._added = self._computed = 0.0
         self._lock = Lock()
 
@@ -30,12 +30,12 @@ class Reliance:
     def share(self) -> float:
         """What the next difference may be of what its chunk is alone."""
         limits = {SOME: FEW, ROOM: MANY, MOST: HALF}
-        with self._lock:  # or what is told only in part is taken for all
+        with self._lock:  # or what is recorded only in part is taken for all
             level = self._level()
         return next((share for limit, share in limits.items() if level <= limit), NONE)
 
     def ask(self, size: int) -> float:
-        """The `share` for a difference of so many raw bytes, which counts as one that is taken until it is told."""
+        """The `share` for a difference of so many raw bytes, which counts as one that is taken until it is recorded."""
         with self._lock:
             share = self.share
             self._asked += size
@@ -46,11 +46,11 @@ class Reliance:
         with self._lock:
             self._all += size
 
-    def tell(self, size: int, alone: float, added: float, asked: int = 0) -> None:
+    def record(self, size: int, alone: float, added: float, asked: int = 0) -> None:
         """A chunk of so many raw bytes is encoded, of which so many were `asked` for; see `Encoded`."""
         with self._lock:
             self._asked -= asked
-            self._told += size
+            self._encoded += size
             self._alone += size * alone
             self._added += size * added
 
@@ -70,5 +70,5 @@ class Reliance:
         """What is added so far, to what reading all takes if nothing rests on anything."""
         if not self._all:
             return 0.0
-        coming = max(self._all - self._told, 0)
+        coming = max(self._all - self._encoded, 0)
         return (self._computed + more) / self._all + (self._added + self._asked) / (self._alone + _USUAL * coming)

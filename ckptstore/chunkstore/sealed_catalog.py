@@ -64,8 +64,8 @@ class _SealedCatalog:
             salt, sealed = data[:_SALT_BYTES], data[_SALT_BYTES:]
             return replace(commit, metadata=json.loads(self._sealer.open(_place(commit.id, salt), 0, sealed)))
         except (KeyError, TypeError, ValueError, CorruptData):
-            told = f"the metadata of {commit.address} is not sealed as it was"
-            raise CatalogError(f"{told}: bring the catalog back from a copy, or rebuild it") from None
+            problem = f"the metadata of {commit.address} is not sealed as it was"
+            raise CatalogError(f"{problem}: bring the catalog back from a copy, or rebuild it") from None
 
 
 def sealed_catalog(catalog: Catalog, sealer: Sealer | None) -> Catalog:

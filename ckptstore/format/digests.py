@@ -35,7 +35,7 @@ class Digest:
     holds_checksum: bool = False
 
     def checksum(self, digest: bytes, size: int) -> int | None:
-        """The `checksum` of the `size` bytes that have this digest, if it tells that."""
+        """The `checksum` of the `size` bytes that have this digest, if it holds that."""
         return int.from_bytes(digest[-8:]) if self.holds_checksum and size > _MIDSIZE else None
 
 

@@ -1,4 +1,4 @@
-"""What the bytes of an array are to codecs, told by the name of its dtype."""
+"""What the bytes of an array are to codecs, by the name of its dtype."""
 
 from __future__ import annotations
 

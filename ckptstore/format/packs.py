@@ -191,7 +191,7 @@ def salvage(data: memoryview) -> Iterator[Frame]:
     at, left, seen = 0, _MOST_READ * len(data), set[bytes]()
     while found := _FRAME_START.search(data, at):
         at = found.start() + 1
-        frame = _frame_told(data, found.start())
+        frame = _frame_at(data, found.start())
         if frame is None or frame.length > left:
             continue
         left -= frame.length
@@ -204,8 +204,8 @@ def salvage(data: memoryview) -> Iterator[Frame]:
             yield frame
 
 
-def _frame_told(data: memoryview, start: int) -> Frame | None:
-    """The frame of which a whole header there tells, whatever its payload is."""
+def _frame_at(data: memoryview, start: int) -> Frame | None:
+    """The frame that a whole header there describes, whatever its payload is."""
     if len(data) < start + _FRAME.size:
         return None
     _, codec, digest_size, base_size, raw_length, length, sealed = _FRAME.unpack_from(data, start)

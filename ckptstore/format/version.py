@@ -72,8 +72,8 @@ def decode(data: bytes, place: str) -> StoreConfig:
             raise StoreTooNew(f"{place} has format {number}, this ckptstore reads up to {FORMAT}: upgrade ckptstore")
         config = msgspec.json.decode(data, type=StoreConfig)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        told = f"{place}/{KEY} is not readable as a store's settings: {error}"
-        raise NotAStore(f"{told}; restore the file from a copy") from None
+        problem = f"{place}/{KEY} is not readable as a store's settings: {error}"
+        raise NotAStore(f"{problem}; restore the file from a copy") from None
     if config.checksum != _seal(config):
         raise NotAStore(f"{place}/{KEY} was altered: its checksum does not fit; restore the file from a copy")
     least, most = CHUNK_BYTES

@@ -93,7 +93,7 @@ class Ownership:
         for path in loading:
             container = self.manifest.containers.get(path)
             keys = () if container is None else container.keys
-            if not RNGState.is_told(keys):
+            if not RNGState.holds_generators(keys):
                 yield f"{path}: an RNGState, for which the commit has {', '.join(map(str, keys)) or 'no such state'}"
 
     def is_free(self, path: str) -> bool:

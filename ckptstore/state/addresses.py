@@ -23,7 +23,7 @@ def pointer(array: Array) -> int:
 
 
 def lacks_address(array: Array) -> bool:
-    """Whether it has elements, but they lie nowhere that can be told, as XLA's.
+    """Whether it has elements, but at no address that is known, as XLA's.
 
     Nothing says then whether two tensors are one, and each piece that is read or written is a program to compile.
     """

@@ -21,7 +21,7 @@ _SLICES = Division(1 << 17, halved=False)
 
 
 def misfit_with_cast(path: str, entry: TensorEntry, target: object, *, allow_cast: bool) -> str | None:
-    """What keeps a target from taking an entry's elements in place, or None; tells of `allow_cast` where that helps."""
+    """What keeps a target from taking an entry's elements in place, or None; names `allow_cast` where that helps."""
     misfit = misfit_of(path, entry, target)
     if misfit is None or not isinstance(target, torch.Tensor | np.ndarray) or not _is_castable(entry, target):
         return misfit

@@ -139,16 +139,16 @@ def _keys(value: Mapping[Any, Any], path: str) -> tuple[Value, ...]:
 def _in_order(members: Iterable[object], path: str) -> list[object]:
     """By what is stored of them, the same in every process; but tensors and what is pickled stay as they are found."""
     try:
-        return sorted(members, key=lambda member: msgspec.msgpack.encode(_told(member, path)))
+        return sorted(members, key=lambda member: msgspec.msgpack.encode(_sort_key(member, path)))
     except RecursionError as error:
         raise StateError(f"the state contains itself at {path!r}: a cycle cannot be stored") from error
 
 
-def _told(value: object, path: str) -> object:
+def _sort_key(value: object, path: str) -> object:
     if is_plain(value):
         return encode(value, path)
     opened = open_container(value, path)
-    return type_name(value) if opened is None else (opened[0], [_told(child, path) for child in opened[1]])
+    return type_name(value) if opened is None else (opened[0], [_sort_key(child, path) for child in opened[1]])
 
 
 def _factory_name(factory: object, path: str) -> str | None:

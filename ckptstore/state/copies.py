@@ -13,7 +13,7 @@ class Copies(NamedTuple):
 
     Attributes:
         targets: for each tensor its bytes as uint8 on the same device; None for one that is not copied.
-        firsts: for each tensor, the first row of what `held` tells of its target; None when that holds nothing.
+        firsts: for each tensor, the first row that `held` has of its target; None when that holds nothing.
         held: earlier fingerprints, if there are any.
     """
 

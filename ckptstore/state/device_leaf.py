@@ -30,14 +30,14 @@ Wanted = tuple["DeviceLeaf", Span]
 
 
 class DeviceLeaf(TensorLeaf, frozen=True, eq=False):
-    """A leaf whose bytes are in a shadow; `tensor` only tells its form, and has no memory.
+    """A leaf whose bytes are in a shadow; `tensor` only has its form, and has no memory.
 
     Attributes:
         path: its own.
         shadow: the bytes, once `ready` has come.
         ready: says so.
         lane: the way to them.
-        look: what the device tells of them.
+        look: the device's fingerprints of them.
         live: where the tensor lay.
     """
 

@@ -1,7 +1,7 @@
-"""Setting the tensors of a device apart. While it tells their fingerprints it copies what changed since the last time,
+"""Setting the tensors of a device apart. While it computes their fingerprints it copies what changed since last time,
 within the device where there is room; where there is not, the host waits for them and has what changed copied there.
 What did not change keeps its digests. Training waits for the copies where it runs, on the device. Where all is copied
-there, to memory that held nothing, the fingerprints are told of the copies later.
+there, to memory that held nothing, the fingerprints are computed from the copies later.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Begun(NamedTuple):
     """What a device is at with some tensors.
 
     Attributes:
-        look: what it will tell of them.
+        look: the fingerprints it will compute of them.
         rows: path → the tensor in row-major order, if it is not copied within the device; once that has begun.
         shadows: path → where it is set apart, if that is wanted.
         fresh: paths of shadows that held nothing before.
@@ -122,7 +122,7 @@ class _Begun(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether all is copied within the device, to where nothing was: the copies can be told of later."""
+        """Whether all is copied within the device, to where nothing was: their fingerprints can be computed later."""
         return len(self.fresh) == len(self.look.sizes) and not any(shadow.on_host for shadow in self.shadows.values())
 
     def _copies(self, paths: Sequence[str]) -> Copies | None:
@@ -174,7 +174,7 @@ class _LaneStager:
         look = Look(self._lane, tensors, self._learned)
         held, shadows, fresh = None, dict[str, Shadow](), set[str]()
         if apart:
-            if self._held is not None and self._held.is_told:
+            if self._held is not None and self._held.is_submitted:
                 held = self._held
             self._held = None  # until they hold what they shall
             shadows, fresh = self._shadows.take(look.sizes)
@@ -184,7 +184,7 @@ class _LaneStager:
         if apart:
             self._lane.hold_back()
         if begun.is_first:
-            look.bring_later(partial(_tell, self._lane, [shadows[path].content for path in look.sizes]))
+            look.bring_later(partial(_compute_fingerprints, self._lane, [shadows[path].content for path in look.sizes]))
         else:
             look.bring()
         return begun
@@ -212,8 +212,8 @@ class _LaneStager:
             self._lane.hold_back()
 
 
-def _tell(lane: Lane, contents: Sequence[Tensor], add: Callable[[Tensor], None]) -> None:
-    """Let the device tell the fingerprints of some bytes of its."""
+def _compute_fingerprints(lane: Lane, contents: Sequence[Tensor], add: Callable[[Tensor], None]) -> None:
+    """Let the device compute the fingerprints of some bytes of its."""
 
     def work(some: Sequence[Tensor]) -> None:
         add(fingerprints(some))

@@ -1,4 +1,4 @@
-"""The types of plain values beyond what msgpack has: each is told by a simpler value under the name of its kind."""
+"""The types of plain values beyond what msgpack has: each is stored as a simpler value under the name of its kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ckptstore.state.dtypes import dtype_name, numpy_dtype, torch_dtype
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How values of one type are told.
+    """How values of one type are stored.
 
     Attributes:
         name: of the kind, in the encoded form.
@@ -66,10 +66,10 @@ def _pack_timezone(zone: dt.tzinfo | None) -> object:
     raise TypeError(f"its time zone is a {type(zone).__name__}")
 
 
-def _unpack_timezone(told: dict[str, Any] | None) -> dt.tzinfo | None:
-    if told is None:
+def _unpack_timezone(packed: dict[str, Any] | None) -> dt.tzinfo | None:
+    if packed is None:
         return None
-    return zoneinfo.ZoneInfo(told["zoneinfo"]) if "zoneinfo" in told else dt.timezone(*told["timezone"])
+    return zoneinfo.ZoneInfo(packed["zoneinfo"]) if "zoneinfo" in packed else dt.timezone(*packed["timezone"])
 
 
 def _pack_moment(value: dt.datetime | dt.time) -> object:
@@ -77,11 +77,11 @@ def _pack_moment(value: dt.datetime | dt.time) -> object:
 
 
 def _unpack_moment(cls: type[dt.datetime | dt.time]) -> Callable[[Any, str], object]:
-    return lambda told, _: cls.fromisoformat(told[0]).replace(fold=told[1], tzinfo=_unpack_timezone(told[2]))
+    return lambda packed, _: cls.fromisoformat(packed[0]).replace(fold=packed[1], tzinfo=_unpack_timezone(packed[2]))
 
 
-def _unpack_path(told: list[str], _: str) -> pathlib.PurePath:
-    flavour, text = told
+def _unpack_path(packed: list[str], _: str) -> pathlib.PurePath:
+    flavour, text = packed
     pure = pathlib.PureWindowsPath if "Windows" in flavour else pathlib.PurePosixPath
     here = type(pathlib.Path())
     return here(text) if here.__name__ == flavour else pure(text)
@@ -98,33 +98,33 @@ def _pack_enum(value: enum.Enum) -> object:
     raise LookupError("it is no member of its class, which could not find it again: store its value")
 
 
-def _unpack_enum(told: list[Any], path: str) -> enum.Enum:
-    cls, member = find_enum(told[0], path), told[1]
+def _unpack_enum(packed: list[Any], path: str) -> enum.Enum:
+    cls, member = find_enum(packed[0], path), packed[1]
     if isinstance(member, str) and member in cls.__members__:
         return cls.__members__[member]
     if isinstance(member, int) and issubclass(cls, enum.Flag):
         known = cls._value2member_map_.get(member)
         return known or enum.Flag._missing_.__func__(cls, member)  # type: ignore[attr-defined]
-    raise UnknownType(f"{path!r} needs the member {member!r} of {told[0]}, which it has no more")
+    raise UnknownType(f"{path!r} needs the member {member!r} of {packed[0]}, which it has no more")
 
 
 def _pack_numpy_scalar(value: np.generic) -> object:
     return [dtype_name(value.dtype), value.tobytes()]
 
 
-def _unpack_numpy_scalar(told: list[Any], path: str) -> object:
-    return np.ndarray((), numpy_dtype(path, told[0]), buffer=bytearray(told[1]))[()]
+def _unpack_numpy_scalar(packed: list[Any], path: str) -> object:
+    return np.ndarray((), numpy_dtype(path, packed[0]), buffer=bytearray(packed[1]))[()]
 
 
-def _unpack_generator(told: list[Any], _: str) -> torch.Generator:
-    device, state = told
+def _unpack_generator(packed: list[Any], _: str) -> torch.Generator:
+    device, state = packed
     generator = torch.Generator(device)
     generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     return generator
 
 
 def _unpack_dict(cls: type[dict[Any, Any]]) -> Callable[[Any, str], object]:
-    return lambda told, _: cls(zip(told[::2], told[1::2], strict=True))
+    return lambda packed, _: cls(zip(packed[::2], packed[1::2], strict=True))
 
 
 def _pack_dict(value: dict[Any, Any]) -> object:
@@ -134,21 +134,21 @@ def _pack_dict(value: dict[Any, Any]) -> object:
 def _torch_constant(cls: type) -> Kind:
     name = f"torch.{cls.__name__}"
     known = {str(found): found for found in vars(torch).values() if type(found) is cls}
-    return Kind(name, lambda value: str(value).removeprefix("torch."), lambda told, _: known[f"torch.{told}"])
+    return Kind(name, lambda value: str(value).removeprefix("torch."), lambda packed, _: known[f"torch.{packed}"])
 
 
 def _as(cls: Callable[..., object]) -> Callable[[Any, str], object]:
-    return lambda told, _: cls(told)
+    return lambda packed, _: cls(packed)
 
 
 def _spread(cls: Callable[..., object]) -> Callable[[Any, str], object]:
-    return lambda told, _: cls(*told)
+    return lambda packed, _: cls(*packed)
 
 
 _PATH = Kind("path", lambda value: [type(value).__name__, str(value)], _unpack_path)
 _ENUM = Kind("enum", _pack_enum, _unpack_enum)
 _NUMPY_SCALAR = Kind("numpy", _pack_numpy_scalar, _unpack_numpy_scalar)
-_NUMPY_DTYPE = Kind("numpy.dtype", dtype_name, lambda told, path: numpy_dtype(path, told))
+_NUMPY_DTYPE = Kind("numpy.dtype", dtype_name, lambda packed, path: numpy_dtype(path, packed))
 
 _BY_TYPE: dict[type, Kind] = {
     tuple: Kind("tuple", list, _as(tuple)),
@@ -157,8 +157,8 @@ _BY_TYPE: dict[type, Kind] = {
     dict: Kind("dict", _pack_dict, _unpack_dict(dict)),
     OrderedDict: Kind("OrderedDict", _pack_dict, _unpack_dict(OrderedDict)),
     complex: Kind("complex", lambda value: [value.real, value.imag], _spread(complex)),
-    bytearray: Kind("bytearray", bytes, lambda told, _: bytearray(memoryview(told))),
-    io.BytesIO: Kind("BytesIO", io.BytesIO.getvalue, lambda told, _: io.BytesIO(memoryview(told))),
+    bytearray: Kind("bytearray", bytes, lambda packed, _: bytearray(memoryview(packed))),
+    io.BytesIO: Kind("BytesIO", io.BytesIO.getvalue, lambda packed, _: io.BytesIO(memoryview(packed))),
     range: Kind("range", lambda value: [value.start, value.stop, value.step], _spread(range)),
     slice: Kind("slice", lambda value: [value.start, value.stop, value.step], _spread(slice)),
     type(...): Kind("ellipsis", lambda _: None, lambda *_: ...),
@@ -177,7 +177,7 @@ _BY_TYPE: dict[type, Kind] = {
     pathlib.PureWindowsPath: _PATH,
     torch.Size: Kind("torch.Size", list, _as(torch.Size)),
     torch.device: Kind("torch.device", str, _as(torch.device)),
-    torch.dtype: Kind("torch.dtype", dtype_name, lambda told, path: torch_dtype(path, told)),
+    torch.dtype: Kind("torch.dtype", dtype_name, lambda packed, path: torch_dtype(path, packed)),
     torch.layout: _torch_constant(torch.layout),
     torch.memory_format: _torch_constant(torch.memory_format),
     torch.qscheme: _torch_constant(torch.qscheme),

@@ -64,7 +64,7 @@ class Lane(Protocol):
 
 
 FINDERS: dict[str, Callable[[Tensor], Lane | None]] = {"cuda": cuda_lane}
-"""Type of device → what tells the lane of a tensor there."""
+"""Type of device → what finds the lane of a tensor there."""
 
 
 def lane_of(tensor: Tensor) -> Lane | None:

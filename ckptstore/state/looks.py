@@ -21,7 +21,7 @@ from ckptstore.state.prints import Prints, Rows, Span, unlike_any, untouched
 Digests = Mapping[str, dict[Span, bytes]]
 """Path → what the store calls ranges of that tensor's bytes."""
 
-Tell = Callable[[Callable[[Tensor], None]], None]
+Compute = Callable[[Callable[[Tensor], None]], None]
 """Calls what it is given with the fingerprints of some tensors after those of others, on their device."""
 
 
@@ -29,7 +29,7 @@ class Traits(NamedTuple):
     """All of a tensor but its bytes.
 
     Attributes:
-        key: tells whether another tensor has the same.
+        key: equal for tensors that have the same.
         form: a tensor of the same form without memory.
         place: `same_place`.
     """
@@ -84,7 +84,7 @@ class Learned:
 
 
 class Look:
-    """What a device tells about tensors of its at one time: their fingerprints. Safe for threads.
+    """The fingerprints of a device's tensors at one time. Safe for threads.
 
     Attributes:
         tensors: path → the tensor, until it is known to have been read: memory that is freed may be given to a queue of
@@ -100,7 +100,7 @@ class Look:
         self.sizes = {path: tensor.nbytes for path, tensor in tensors.items()}
         self._lane, self._learned = lane, learned
         self._parts: list[Tensor] = []
-        self._tell: Tell | None = None
+        self._compute: Compute | None = None
         self._ready: Mark | None = None
         self._prints: Prints | None = None
         self._digests: Digests | None = None
@@ -110,15 +110,15 @@ class Look:
         """The fingerprints of the next ones of the tensors, on the device."""
         self._parts.append(hashes)
 
-    def bring_later(self, tell: Tell) -> None:
-        """What the lane was given so far has read the tensors; `tell` gives the fingerprints, once asked for."""
-        self._tell = tell
+    def bring_later(self, compute: Compute) -> None:
+        """What the lane was given so far has read the tensors; `compute` gives the fingerprints, once asked for."""
+        self._compute = compute
         self._ready = self._lane.mark()
 
     @property
-    def is_told(self) -> bool:
+    def is_submitted(self) -> bool:
         """Whether the device was given all that the fingerprints take."""
-        return self._tell is None
+        return self._compute is None
 
     def bring(self) -> None:
         """Let the device bring those that are added until it comes to that."""
@@ -161,15 +161,15 @@ class Look:
         return self._prints
 
     def _rows(self) -> Rows:
-        if self._tell is not None:
+        if self._compute is not None:
             try:
                 self._parts.clear()
-                self._tell(self.add)
+                self._compute(self.add)
                 self.bring()
             except torch.OutOfMemoryError:
                 self._parts.clear()
                 return unlike_any(self.sizes)
-            self._tell = None
+            self._compute = None
         self.wait()
         rows = self._found.view(torch.int64).view(-1, 2).numpy().copy()
         del self._found

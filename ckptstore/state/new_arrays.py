@@ -1,4 +1,4 @@
-"""Arrays that are made anew, as an entry tells."""
+"""Arrays that are made anew, as an entry describes them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class PiecedTensor:
 
 
 class PiecedLeaf(TensorLeaf, frozen=True, eq=False):
-    """A leaf whose bytes are brought when they are needed; `tensor` only tells its form, and has no memory."""
+    """A leaf whose bytes are brought when they are needed; `tensor` only has its form, and has no memory."""
 
     source: PiecedTensor
 

@@ -57,7 +57,7 @@ def _registered(size: int, device: torch.device, wait: Callable[[], None]) -> Te
     with torch.cuda.device(device):
         if cudart.cudaHostRegister(memory.ctypes.data, size, _PORTABLE) != cudart.cudaError.success:
             with suppress(RuntimeError):
-                torch.zeros(1, device=device).add_(1)  # CUDA tells the next call once more
+                torch.zeros(1, device=device).add_(1)  # CUDA reports it to the next call once more
             return None
     weakref.finalize(memory, _let_go, memory.base, memory.ctypes.data, device, wait).atexit = False
     return torch.from_numpy(memory)

@@ -1,4 +1,4 @@
-"""What the fingerprints of many tensors tell when they are compared with earlier ones."""
+"""What the fingerprints of many tensors show when they are compared with earlier ones."""
 
 from __future__ import annotations
 

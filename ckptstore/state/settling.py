@@ -83,8 +83,8 @@ class JustInTime:
     def _settle(self, lenders: Sequence[Lender]) -> None:
         this = get_ident()
         if self._settled_by == this:
-            told = "a signal's handler interrupted the copying of what a commit still reads"
-            raise StateError(f"{told}: change it when the handler has returned")
+            problem = "a signal's handler interrupted the copying of what a commit still reads"
+            raise StateError(f"{problem}: change it when the handler has returned")
         with self._settling:
             self._settled_by, well = this, False
             try:

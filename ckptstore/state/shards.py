@@ -73,8 +73,8 @@ def regions_of(tensor: DTensor, path: str) -> list[Region]:
     held = [_held(tensor, dim, coordinate) for dim in range(tensor.ndim)]
     shape = [len(places) for places in held]
     if list(part.shape) != shape:
-        told = f"this process has {list(part.shape)} of it, where {shape} go by its placements"
-        raise StateError(f"{path!r}, a DTensor of shape {list(tensor.shape)}: {told}")
+        problem = f"this process has {list(part.shape)} of it, where {shape} go by its placements"
+        raise StateError(f"{path!r}, a DTensor of shape {list(tensor.shape)}: {problem}")
     boxes = product(*map(_runs, held))
     return [Region(*_transposed(box)) for box in boxes] if prod(part.shape) else []
 
@@ -108,7 +108,7 @@ def _held(tensor: DTensor, dim: int, coordinate: Sequence[int]) -> torch.Tensor:
         if getattr(placement, "dim", None) == dim:
             kind: Any = type(placement)
             along = kind(0, **_strides(placement))
-            places = along._split_tensor(places, tensor.device_mesh.size(mesh_dim), with_padding=False)[0][  # noqa: SLF001 - torch tells it nowhere else
+            places = along._split_tensor(places, tensor.device_mesh.size(mesh_dim), with_padding=False)[0][  # noqa: SLF001 - torch has it nowhere else
                 coordinate[mesh_dim]
             ]
     return places

@@ -49,7 +49,7 @@ class Staged:
     just_in_time: JustInTime
 
     def prepare(self) -> None:
-        """Wait until devices have told what changed, and get ready to copy what is live; training goes on meanwhile."""
+        """Wait until devices know what changed, and get ready to copy what is live; training goes on meanwhile."""
         for look in {leaf.look for leaf in self.flat.leaves.values() if isinstance(leaf, DeviceLeaf)}:
             look.wait()  # or this thread would keep Python's lock from who launches kernels, to no end
         self.just_in_time.prepare()

@@ -44,9 +44,9 @@ class RNGState:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set every generator that it tells of; CUDA devices that are not here, or were not, are left alone.
+        """Set every generator that it holds; CUDA devices that are not here, or were not, are left alone.
 
-        torchsnapshot's `RNGState` tells of torch's generator on the CPU, as `rng_state`.
+        torchsnapshot's `RNGState` holds torch's generator on the CPU, as `rng_state`.
         """
         if "python" in state_dict:
             random.setstate(state_dict["python"])
@@ -59,7 +59,7 @@ class RNGState:
             torch.cuda.set_rng_state(state, device)
 
     @staticmethod
-    def is_told(keys: Iterable[object]) -> bool:
-        """Whether a state with these keys, encoded or not, tells of any generator."""
+    def holds_generators(keys: Iterable[object]) -> bool:
+        """Whether a state with these keys, encoded or not, holds any generator."""
         known = {"python", "numpy", "torch", "cuda", _TORCHSNAPSHOT}
         return any(type(key) is str and key in known for key in keys)

@@ -1,4 +1,4 @@
-"""Steps of optimizers: who wants to know is told before each of them."""
+"""Steps of optimizers: who wants to know is called before each of them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _FILE = Optimizer.profile_hook_step.__code__.co_filename
 
 
 def watch(watcher: Watcher) -> None:
-    """Tell it of the steps of all optimizers from now on, until `unwatch`, or until it is gone."""
+    """Call it before the steps of all optimizers from now on, until `unwatch`, or until it is gone."""
     _WATCHERS[id(watcher)] = watcher
 
 
 def unwatch(watcher: Watcher) -> None:
-    """Tell it no more."""
+    """Call it no more."""
     _WATCHERS.pop(id(watcher), None)
 
 

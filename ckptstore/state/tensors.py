@@ -120,6 +120,6 @@ def misfit_of(path: str, entry: TensorEntry, target: object) -> str | None:
 
 
 def described(leaf: TensorEntry | TensorLeaf) -> str:
-    """How messages tell dtype and shape."""
+    """How messages describe dtype and shape."""
     library = "" if leaf.library == "torch" else "numpy "
     return f"{library}{leaf.dtype}{list(leaf.shape)}"

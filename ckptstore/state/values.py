@@ -170,18 +170,18 @@ def _encode_scalar(value: Any) -> Value:
 
 
 _SPECIAL: dict[str, Callable[[Any], object]] = {
-    "int": lambda told: int(told, 16),
-    "float": lambda told: struct.unpack(">d", bytes.fromhex(told))[0],
-    "str": lambda told: told.decode("utf-8", "surrogatepass"),
+    "int": lambda text: int(text, 16),
+    "float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
+    "str": lambda data: data.decode("utf-8", "surrogatepass"),
 }
 
 
 def _encode_kind(kind: Kind, value: object, path: str) -> Value:
     try:
-        told = kind.pack(value)
+        packed = kind.pack(value)
     except (TypeError, LookupError) as error:
         raise UnsupportedLeaf(path, type_name(value), str(error)) from None
-    inner = encode(told, path)
+    inner = encode(packed, path)
     if kind.name in _SETS:
         _sort(inner)
     return {kind.name: inner}

@@ -13,7 +13,7 @@ from fsspec.dircache import DirCache
 
 from ckptstore.errors import InvalidArgument, StorageError, StorageUnavailable
 from ckptstore.locks import Lock
-from ckptstore.storage.failures import reason, secrets_of, tells_gone_upload, transient, without_password
+from ckptstore.storage.failures import is_gone_upload, reason, secrets_of, transient, without_password
 
 _EXTRAS = {
     "s3": "s3",
@@ -139,9 +139,9 @@ def _uploads(fs: Any, bucket: str, prefix: str) -> list[dict[str, Any]]:
     try:
         return list(fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads", []))
     except OSError as error:
-        if transient(error) and not tells_gone_upload(error):
+        if transient(error) and not is_gone_upload(error):
             raise
-        return []  # not every server can tell, or tells everyone; rclone has no upload to tell of before the first one
+        return []  # not every server can list them, or does so for everyone; rclone has none before the first one
 
 
 def _open(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""What the errors of fsspec's many clients mean: what is worth another try, and what may be told."""
+"""What the errors of fsspec's many clients mean: what is worth another try, and what may be shown."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def write_error(error: Exception) -> type[StorageError]:
         return StorageUnavailable
     if isinstance(error, FileExistsError):
         return ObjectExists
-    told = getattr(error, "errno", None)
-    if isinstance(error, PermissionError) or told == errno.EROFS:
+    number = getattr(error, "errno", None)
+    if isinstance(error, PermissionError) or number == errno.EROFS:
         return StorageReadOnly
-    full = told in FULL or _INSUFFICIENT in map(_status, _causes(error))
+    full = number in FULL or _INSUFFICIENT in map(_status, _causes(error))
     return StorageFull if full else StorageError
 
 
@@ -75,7 +75,7 @@ def transient(error: BaseException) -> bool:
     return any(map(_is_transient, _causes(error)))
 
 
-def tells_gone_upload(error: BaseException) -> bool:
+def is_gone_upload(error: BaseException) -> bool:
     """Whether S3 says that there is no such upload in parts."""
     return any(_code(cause) == _GONE_UPLOAD for cause in _causes(error))
 
@@ -99,18 +99,18 @@ def secrets_of(url: str, options: Mapping[str, Any]) -> set[str]:
 
 def reason(error: Exception, secrets: Iterable[str]) -> str:
     """What an error says, without the secrets."""
-    told = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}"
     for secret in secrets:
-        told = told.replace(secret, "***")
-    return told
+        message = message.replace(secret, "***")
+    return message
 
 
 def _is_transient(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, TimeoutError) or (names & _LOST and not names & _REFUSED):
         return True
-    told = _code(error) == _GONE_UPLOAD or _status(error) in _STATUSES
-    return told or getattr(error, "errno", None) in _ERRNOS
+    by_status = _code(error) == _GONE_UPLOAD or _status(error) in _STATUSES
+    return by_status or getattr(error, "errno", None) in _ERRNOS
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -131,5 +131,5 @@ def _status(error: BaseException) -> int | None:
     if isinstance(response, Mapping):
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     places = ((response, "status_code"), (error, "status"), (error, "code"))
-    told = next((getattr(at, name) for at, name in places if hasattr(at, name)), None)
-    return int(str(told)) if str(told).isdigit() else None
+    status = next((getattr(at, name) for at, name in places if hasattr(at, name)), None)
+    return int(str(status)) if str(status).isdigit() else None

@@ -149,7 +149,7 @@ class LocalStorage:
     def sweep_temporary(self, prefix: str, older_than_seconds: float) -> int:
         """Remove what killed writers left and nobody wrote to for so long; how many files there were.
 
-        Names of unfinished files do not tell the key: in the prefix' own folder, those of all keys are removed.
+        Names of unfinished files do not hold the key: in the prefix' own folder, those of all keys are removed.
         """
         limit = time.time() - older_than_seconds
         swept = 0
@@ -184,8 +184,8 @@ class LocalStorage:
         if known is None or mark == known[0]:
             return
         if mark is None or self._settings() != known[1]:
-            told = f"{self.root} is not the folder any more that was opened as a store: nothing was changed in it"
-            raise StorageError(f"{told}; open the store where it was moved to, or bring it back")
+            problem = f"{self.root} is not the folder any more that was opened as a store: nothing was changed in it"
+            raise StorageError(f"{problem}; open the store where it was moved to, or bring it back")
         self._known = mark, known[1]
 
     def _settings(self) -> bytes:

@@ -31,7 +31,7 @@ class PageCache:
     """Of one disk. Safe for threads.
 
     Args:
-        clock: tells seconds.
+        clock: gives seconds.
     """
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
@@ -65,7 +65,7 @@ _DISKS: dict[int, PageCache] = {}
 
 
 def page_cache_of(folder: Path) -> PageCache:
-    """That of the disk where a folder is: all that this process writes there tells how fast it is."""
+    """That of the disk where a folder is: all that this process writes there shows how fast it is."""
     return _DISKS.setdefault(folder.stat().st_dev, PageCache())
 
 

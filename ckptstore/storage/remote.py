@@ -191,16 +191,16 @@ class FsspecStorage:
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[None]:
-        with self._told("read", key, read_error):
+        with self._translating("read", key, read_error):
             yield
 
     @contextmanager
     def _writing(self, key: str) -> Iterator[None]:
-        with self._told("write", key, write_error):
+        with self._translating("write", key, write_error):
             yield
 
     @contextmanager
-    def _told(self, verb: str, key: str, kind: Callable[[Exception], type[StorageError]]) -> Iterator[None]:
+    def _translating(self, verb: str, key: str, kind: Callable[[Exception], type[StorageError]]) -> Iterator[None]:
         try:
             with self._turn:
                 yield

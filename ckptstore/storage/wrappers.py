@@ -71,7 +71,7 @@ class Intercepted:
 
 
 class ReadOnly(Intercepted):
-    """Reads pass; `put` and `delete` raise StorageReadOnly, telling the `refusal`."""
+    """Reads pass; `put` and `delete` raise StorageReadOnly, saying the `refusal`."""
 
     def __init__(self, storage: Storage, refusal: str) -> None:
         super().__init__(storage)

@@ -145,7 +145,7 @@ def _assert_held(chunks: ChunkStore) -> None:
 
 def unheld(chunks: ChunkStore) -> set[tuple[str, bytes]]:
     """Commit id and digest, of what a commit cannot decode from the packs it needs, resting on nothing but chunks that
-    its document tells.
+    its document lists.
     """
     commits = chunks.catalog.commits(deleted=True)
     return {(commit.id, digest) for commit in commits for digest in unheld_digests(chunks, commit.id)}
@@ -176,7 +176,7 @@ def files(place: Place) -> set[str]:
 
 
 def needed_of(stored: set[str], catalog: Catalog) -> set[str]:
-    """The objects that a store relies on; those that are stored tell how it was made."""
+    """The objects that a store relies on; those that are stored show how it was made."""
     documents = {commit.document for commit in catalog.commits(deleted=True)}
     packs = {pack_key(pack.name) for pack in catalog.packs() if pack.state == "live" and pack.needed_by}
     tags = {tag.document for tag in catalog.tags()}

@@ -220,7 +220,7 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
             tag(catalog, "good", second, "tags/5")
         assert catalog.tags("main") == [good]
 
-    def test_documents_of_tags_are_for_gc_when_they_do_not_tell_one_any_more(self, catalog: Catalog) -> None:
+    def test_documents_of_tags_are_for_gc_when_they_do_not_record_one_any_more(self, catalog: Catalog) -> None:
         commit = make(catalog, new_commit(0))
         tag(catalog, "best", commit, "tags/1")
         assert tag(catalog, "best", commit, "tags/2", instead_of="tags/1") == "tags/1"
@@ -243,10 +243,10 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
     def test_tags_are_entered_all_at_once(self, catalog: Catalog) -> None:
         commits = [make(catalog, new_commit(step)) for step in range(2)]
         tag(catalog, "best", commits[0], "tags/1")
-        told = [TagRecord("main", name, commits[1].id, 1, f"tags/{name}") for name in ("best", "good")]
+        records = [TagRecord("main", name, commits[1].id, 1, f"tags/{name}") for name in ("best", "good")]
         for _ in range(2):
-            catalog.enter_tags(told)
-            assert catalog.tags("main") == told
+            catalog.enter_tags(records)
+            assert catalog.tags("main") == records
         delete(catalog, "main", 0)
         with pytest.raises(StepProtected):
             delete(catalog, "main", 1)

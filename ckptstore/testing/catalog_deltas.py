@@ -135,8 +135,8 @@ class CatalogDeltasConformance:
         other = make(catalog, new_commit(1, [elsewhere], uses=[bad.name]))
         _lose(catalog, commit.id, [], "x")
         _lose(catalog, other.id, [], "w")
-        told = {commit.id: [digest("b"), digest("w")], other.id: [digest("b")]}
-        rewriting(catalog, Rewrite([], [bad.name], {key: {} for key in told}, told, damaged=True))
+        lost = {commit.id: [digest("b"), digest("w")], other.id: [digest("b")]}
+        rewriting(catalog, Rewrite([], [bad.name], {key: {} for key in lost}, lost, damaged=True))
         make(catalog, new_commit(2, [new_pack("b")]))
         assert catalog.lost() == {digest("w"): [commit.id]}  # which does not need the pack it lies in
 

@@ -39,7 +39,7 @@ class FailNthCall:
 
 
 def failing_catalog(catalog: Catalog, n: int, *, after: bool = False) -> tuple[Catalog, FailNthCall]:
-    """A catalog of which the nth call (the first being 1) raises CatalogError, and the counter that tells about it.
+    """A catalog of which the nth call (the first being 1) raises CatalogError, and the counter of calls.
 
     Args:
         catalog: the catalog under test.

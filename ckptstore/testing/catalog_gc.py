@@ -123,7 +123,7 @@ class CatalogGcConformance:
         documents, packs = collect(catalog, grace=0)
         assert len(documents) == len(packs) == 1
 
-    def test_garbage_tells_what_writers_left_whose_lease_is_over(self, catalog: Catalog) -> None:
+    def test_garbage_lists_what_writers_left_whose_lease_is_over(self, catalog: Catalog) -> None:
         unneeded, left = new_pack("a"), new_pack("b")
         make(catalog, new_commit(0, [unneeded]))
         session = begin(catalog, new_commit(1, [left]))
@@ -131,27 +131,27 @@ class CatalogGcConformance:
         delete(catalog, "main", 0)
         assert [*catalog.garbage(0).packs] == []
         catalog.extend_session(session, -1)
-        told = catalog.garbage(0)
-        assert set(told.packs) == {unneeded.name, left.name}
-        assert len(told.documents) == 2
+        garbage = catalog.garbage(0)
+        assert set(garbage.packs) == {unneeded.name, left.name}
+        assert len(garbage.documents) == 2
         assert [*catalog.condemn(0).packs] == []
         assert catalog.fence_expired() == 1
-        assert catalog.condemn(0) == told
+        assert catalog.condemn(0) == garbage
 
     def test_garbage_says_what_condemn_does(self, catalog: Catalog) -> None:
         pack, left = new_pack("a"), new_pack("b")
         made = make(catalog, new_commit(0, [pack]))
         catalog.end_session(begin(catalog, new_commit(1, [left])))
         delete(catalog, "main", 0)
-        told = catalog.garbage(0)
-        assert catalog.garbage(0) == told
+        garbage = catalog.garbage(0)
+        assert catalog.garbage(0) == garbage
         assert catalog.by_id(made.id) is not None
         assert states(catalog) == {pack.name: "live", left.name: "pending"}
-        assert catalog.condemn(0) == told
-        assert catalog.garbage(0) == told
-        assert set(told.packs) == {pack.name, left.name}
-        assert made.document in told.documents
-        assert len(told.documents) == 2
+        assert catalog.condemn(0) == garbage
+        assert catalog.garbage(0) == garbage
+        assert set(garbage.packs) == {pack.name, left.name}
+        assert made.document in garbage.documents
+        assert len(garbage.documents) == 2
 
     def test_many_go_in_parts(self, catalog: Catalog) -> None:
         packs = [new_pack(*(f"{step}-{number}" for number in range(300))) for step in range(300)]
@@ -169,7 +169,7 @@ class CatalogGcConformance:
         assert catalog.check() == []
         assert collect(catalog) == ([], [])
 
-    def test_an_interrupted_round_is_told_again(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
+    def test_an_interrupted_round_is_condemned_again(self, catalog: Catalog, reopen: Callable[[], Catalog]) -> None:
         packs = [new_pack("a"), new_pack("b")]
         made = make(catalog, new_commit(0, packs))
         delete(catalog, "main", 0)

@@ -54,7 +54,7 @@ def new_commit(
 
 
 def tag(catalog: Catalog, name: str, commit: CommitRecord, document: str, instead_of: str | None = None) -> str | None:
-    """Point a tag at a commit, in a session of its own; the document that told it before."""
+    """Point a tag at a commit, in a session of its own; the document that recorded it before."""
     session = catalog.open_session(LEASE)
     catalog.reserve(session, (), document)
     return catalog.tag(session, name, commit, document, instead_of)

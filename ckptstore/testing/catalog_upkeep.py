@@ -94,10 +94,10 @@ class CatalogUpkeepConformance:
         commit = make(catalog, new_commit(0, [old]))
         session = catalog.open_session(-1)
         catalog.reserve(session, [new.name])
-        told = Rewrite([new], [old.name], {commit.id: {new.name: 10}})
+        rewrite = Rewrite([new], [old.name], {commit.id: {new.name: 10}})
         reopen().fence_expired()
         with pytest.raises(SessionFenced):
-            catalog.rewrite(session, told)
+            catalog.rewrite(session, rewrite)
         with pytest.raises(SessionFenced, match=gone.name):
             rewriting(catalog, Rewrite([], [old.name], {commit.id: {gone.name: 10}}))
         assert catalog.users(old.name) == [commit.id]
@@ -129,8 +129,8 @@ class CatalogUpkeepConformance:
         assert catalog.check() == []
 
     def _lose_b(self, catalog: Catalog, commit: CommitRecord, bad: NewPack, good: NewPack) -> None:
-        told = Rewrite([good], [bad.name], {commit.id: {good.name: 10}}, {commit.id: [digest("b")]}, damaged=True)
-        rewriting(catalog, told)
+        rewrite = Rewrite([good], [bad.name], {commit.id: {good.name: 10}}, {commit.id: [digest("b")]}, damaged=True)
+        rewriting(catalog, rewrite)
 
     def test_what_was_lost_comes_back_with_the_next_commit_of_it(self, catalog: Catalog) -> None:
         bad, good, back = new_pack("a", "b"), new_pack("a"), new_pack("b", "c")
@@ -172,7 +172,7 @@ class CatalogUpkeepConformance:
         bad, good = new_pack("a", "b"), new_pack("a")
         commit = make(catalog, new_commit(0, [bad]))
         self._lose_b(catalog, commit, bad, good)
-        self._lose_b(catalog, commit, bad, new_pack("a"))  # told twice
+        self._lose_b(catalog, commit, bad, new_pack("a"))  # recorded twice
         assert catalog.lost() == {digest("b"): [commit.id]}
         delete(catalog, "main", 0)
         collect(catalog)
@@ -190,7 +190,7 @@ class CatalogUpkeepConformance:
         assert catalog.lost() == {}
         assert collect(catalog) == ([], [bad.name])
 
-    def test_another_user_of_a_damaged_pack_must_be_told_about(self, catalog: Catalog) -> None:
+    def test_another_user_of_a_damaged_pack_must_be_named(self, catalog: Catalog) -> None:
         bad, good = new_pack("a", "b"), new_pack("a")
         commit = make(catalog, new_commit(0, [bad]))
         other = make(catalog, new_commit(1, uses=[bad.name]))

@@ -129,7 +129,7 @@ class _Doctor:
             name, _, case = test.partition("[")
             check = name.removeprefix("test_").replace("_", " ") + (f" ({case[:-1]})" if case else "")
             self.findings.setdefault(
-                report.nodeid, Finding(suite.lower(), check, _told(report), _TOLERATED.get(name, ""))
+                report.nodeid, Finding(suite.lower(), check, _failure_message(report), _TOLERATED.get(name, ""))
             )
 
     def _missing_folders(self) -> list[Path]:
@@ -196,7 +196,7 @@ def _file_of(database: Database) -> Path | None:
     return Path(str(database.parsed.database)) if database.parsed.get_backend_name() == "sqlite" else None
 
 
-def _told(report: pytest.TestReport) -> str:
+def _failure_message(report: pytest.TestReport) -> str:
     """The last line of a failure that says something."""
     lines = [line.removeprefix("E").strip() for line in report.longreprtext.splitlines() if line.startswith("E ")]
     return lines[0] if lines else report.longreprtext.splitlines()[-1]

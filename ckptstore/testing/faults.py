@@ -51,7 +51,7 @@ class FailNth(Intercepted):
         verbs: which operations count; all when left out, `MUTATING` for those that change something.
 
     Attributes:
-        seen: how many operations counted so far; `failed` tells whether the nth was among them.
+        seen: how many operations counted so far; `failed` says whether the nth was among them.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ def hostile_settings(choices: Choices) -> bytes:
 
 
 def hostile_pack(choices: Choices) -> bytes:
-    """Another pack: mostly one whose footer tells of other frames."""
+    """Another pack: mostly one whose footer lists other frames."""
     known = template()
     if choices.below(8) == 7:
         return mutate_bytes(known.whole_pack, choices)

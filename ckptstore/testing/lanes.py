@@ -55,7 +55,7 @@ class FakeLane:
 
     Attributes:
         chance: decides how far each queue runs whenever one is given work.
-        room: bytes that may be allocated; `spare_bytes` tells them, and they are short when there are less than none.
+        room: bytes that may be allocated; `spare_bytes` gives them, and they are short when there are less than none.
         broken: whether `allocate` raises torch.OutOfMemoryError, whatever room there is.
         crossed: bytes that host memory was asked for, all in all.
         lasted: how many of these were to last.

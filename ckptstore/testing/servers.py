@@ -107,15 +107,15 @@ def _one_at_a_time() -> Iterator[None]:
 def _serving(command: list[str], url: str) -> Iterator[None]:
     """A server that runs, once it answers, until the end."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as output:
         environment = os.environ | {"PATH": path}
-        process = subprocess.Popen(command, env=environment, stdout=told, stderr=told)  # noqa: S603 - ours
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)  # noqa: S603 - ours
         try:
             _wait_for(lambda: _answers(url), process)
             yield
         except RuntimeError as error:
-            told.seek(0)
-            raise RuntimeError(f"{error}: {told.read().decode()}") from None
+            output.seek(0)
+            raise RuntimeError(f"{error}: {output.read().decode()}") from None
         finally:
             process.kill()
             process.wait()

@@ -63,7 +63,7 @@ class StorageConformance:
         racing_puts_lose: of several writers racing for one key, all but one get ObjectExists. A storage without
             conditional writes sets it to False; that is safe only as long as nobody else writes the same key.
         hides_parts: an object that is being written is not seen. A storage that shows it sets it to False; that is safe
-            where nobody asks for an object before its writer has told of it.
+            where nobody asks for an object before its writer has announced it.
         many: how many objects are listed at once; more than a page.
     """
 
@@ -172,7 +172,7 @@ class StorageConformance:
         assert abs(info.modified - before) < 600
         [listed] = storage.list("a/key")
         assert (listed.key, listed.size) == (info.key, info.size)
-        assert abs(listed.modified - info.modified) < 1  # HTTP's headers tell whole seconds
+        assert abs(listed.modified - info.modified) < 1  # HTTP's headers have whole seconds
 
     @pytest.mark.parametrize("key", ["gone", "folder", "folder/gone", "folder/key/below"])
     def test_missing_object(self, storage: Storage, key: str) -> None:

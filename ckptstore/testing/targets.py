@@ -216,10 +216,10 @@ def _check_leaf(entry: Entry, leaf: Any, digest: Digest) -> None:
     """Raises AssertionError unless an array has the form and the digests that its entry says."""
     if not isinstance(entry, TensorEntry):
         return
-    told = TensorLeaf(leaf)
-    assert (told.library, told.dtype, told.shape) == (entry.library, entry.dtype, entry.shape)
+    found = TensorLeaf(leaf)
+    assert (found.library, found.dtype, found.shape) == (entry.library, entry.dtype, entry.shape)
     if not entry.chunks:
-        assert chunk_bytes(leaf, (0,) * leaf.ndim, told.shape) == entry.inline
+        assert chunk_bytes(leaf, (0,) * leaf.ndim, found.shape) == entry.inline
         return
     grid = Grid(entry.shape, entry.chunk_shape)
     for number, expected in enumerate(chunk_digests(entry, digest.size)):
@@ -266,9 +266,9 @@ def _prepare() -> None:
     sys.addaudithook(_refuse)
 
 
-def _refuse(event: str, told: tuple[Any, ...]) -> None:
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     if not _watching or event not in _EXECUTING:
         return
-    importing = event == "exec" and Path(told[0].co_filename).is_file()
+    importing = event == "exec" and Path(arguments[0].co_filename).is_file()
     if not importing:
-        raise CodeRan(f"{event} {told}")
+        raise CodeRan(f"{event} {arguments}")

@@ -319,7 +319,7 @@ def test_no_more_than_two_batches_are_encoded_ahead(chunks, monkeypatch):
     assert most == [2]
 
 
-def test_what_fails_to_be_encoded_is_told(chunks, monkeypatch):
+def test_what_fails_to_be_encoded_is_reported(chunks, monkeypatch):
     monkeypatch.setattr(windows, "COPIES", 1000)
 
     def failing(group, *args, **options):
@@ -502,7 +502,7 @@ def test_near_chunks_are_read_together(tmp_path):
 
 
 @pytest.mark.parametrize("content", [os.urandom(3000), bytes(3000)], ids=["raw", "zstd"])
-def test_a_flipped_bit_is_told_and_not_returned(chunks, content):
+def test_a_flipped_bit_is_reported_and_not_returned(chunks, content):
     digests, (pack,), _ = put(chunks, [content])
     place = chunks.storage.root / packs.pack_key(pack.name)
     location = pack.chunks[0]
@@ -537,7 +537,7 @@ def test_a_pack_that_is_brought_back_is_read_anew(chunks, content):
     assert get(chunks, digests, [3000, 500]) == [content, b"other" * 100]
 
 
-def test_what_is_missing_is_told(chunks):
+def test_what_is_missing_is_reported(chunks):
     digests, (pack,), _ = put(chunks, [os.urandom(100)])
     chunks.storage.delete(packs.pack_key(pack.name))
     with pytest.raises(MissingData, match=f"a leaf: pack {pack.name}"):
@@ -585,7 +585,7 @@ def test_pieces_that_fail_fail_the_writer(chunks, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [os.urandom(3000), bytes(2500) + os.urandom(500)], ids=["raw", "zstd"])
-def test_a_cut_pack_is_told_and_nothing_is_delivered(chunks, content):
+def test_a_cut_pack_is_reported_and_nothing_is_delivered(chunks, content):
     digests, (pack,), _ = put(chunks, [content])
     location, place = pack.chunks[0], chunks.storage.root / packs.pack_key(pack.name)
     whole = place.read_bytes()
@@ -624,9 +624,9 @@ def test_a_large_chunk_is_verified_too_where_it_was_read(chunks, beside):
     place.chmod(0o644)
     damaged = bytearray(whole)
     damaged[location.offset + location.length - 1] ^= 1
-    for left, told in ((damaged, "damaged"), (whole[: location.offset + 7], "short of")):
+    for left, problem in ((damaged, "damaged"), (whole[: location.offset + 7], "short of")):
         place.write_bytes(left)
-        with pytest.raises(CorruptData, match=rf"a leaf: .*{pack.name}.*{told}.*run verify"):
+        with pytest.raises(CorruptData, match=rf"a leaf: .*{pack.name}.*{problem}.*run verify"):
             get(chunks, digests, sizes)
     place.unlink()
     chunks.storage._open_files.forget(str(place))
@@ -636,21 +636,21 @@ def test_a_large_chunk_is_verified_too_where_it_was_read(chunks, beside):
 
 @pytest.mark.parametrize("size", [1000, 1 << 20])
 def test_a_chunk_may_be_given_on_and_put_where_it_belongs(chunks, size):
-    content, told, out = os.urandom(size), list[bytes](), bytearray(size)
+    content, relayed, out = os.urandom(size), list[bytes](), bytearray(size)
     (digest,), _, _ = put(chunks, [content])
     wish = Fetch(
         digest,
         size,
         "a leaf",
         out=memoryview(out),
-        relay=lambda _, payload, raw: told.extend(map(bytes, (payload, raw))),
+        relay=lambda _, payload, raw: relayed.extend(map(bytes, (payload, raw))),
     )
     chunks.fetch([wish])
     assert out == content
-    assert told == [content, content]
+    assert relayed == [content, content]
 
 
-def test_an_error_of_who_gets_the_bytes_is_told(chunks):
+def test_an_error_of_who_gets_the_bytes_is_raised(chunks):
     digests, _, _ = put(chunks, [os.urandom(100), os.urandom(100)])
 
     def deliver(_):

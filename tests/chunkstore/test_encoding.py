@@ -39,7 +39,7 @@ def test_older_chunks_are_read_only_while_new_ones_may_rest_on_them(added, codec
 
     encoder = encoder_of(raw)
     encoder.reliance.expect(10 * SIZE)
-    encoder.reliance.tell(10 * SIZE, 1, added)
+    encoder.reliance.record(10 * SIZE, 1, added)
     assert (codec_of(encoder), len(read)) == (codec, reads)
 
 

@@ -20,7 +20,7 @@ from ckptstore.testing.memory import peak_of
 
 
 class Slow:
-    """Makes what it is given, when it may; tells how many did so at once."""
+    """Makes what it is given, when it may; says how many did so at once."""
 
     def __init__(self):
         self.go_on, self.begun = threading.Event(), threading.Event()
@@ -47,19 +47,19 @@ def test_who_asks_does_without_until_it_is_made():
     assert (sorted(slow.made), slow.most) == ([(1,), (2,)], 1), "once each, and one after the other"
 
 
-def test_what_cannot_be_made_is_told_of_once():
+def test_what_cannot_be_made_is_warned_of_once():
     later, tries = Later("this"), []
 
     def fail():
         tries.append(1)
         raise ValueError("no such processor")
 
-    with pytest.warns(UserWarning, match=r"this does not work, .* ValueError\('no such processor'\)") as told:
+    with pytest.warns(UserWarning, match=r"this does not work, .* ValueError\('no such processor'\)") as warned:
         assert later.get(fail) is None
         later.settle()
         assert later.get(fail) is None
         later.settle()
-    assert (len(told), tries) == (1, [1])
+    assert (len(warned), tries) == (1, [1])
 
 
 FORKED = """

@@ -46,7 +46,7 @@ assert out == raw and again.payload == made.payload and len(made.payload) < 0.9 
 
 
 WITHOUT_NUMBA = "import sys; sys.modules['numba'] = None"
-TOLD_NOT_TO_COMPILE = "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"
+JIT_DISABLED = "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"
 
 
 def coding(before="", compiled_after=100):
@@ -72,10 +72,10 @@ def test_what_one_process_compiles_later_ones_use_without_numba(cache):
     assert coding(WITHOUT_NUMBA, compiled_after=1000) == ("compiled", False, "")
     assert coding(WITHOUT_NUMBA) == ("compiled", False, "")
     assert coding() == ("compiled", False, "")
-    assert coding(TOLD_NOT_TO_COMPILE)[0] == "numpy"
+    assert coding(JIT_DISABLED)[0] == "numpy"
 
 
-@pytest.mark.parametrize("before", [WITHOUT_NUMBA, TOLD_NOT_TO_COMPILE])
+@pytest.mark.parametrize("before", [WITHOUT_NUMBA, JIT_DISABLED])
 def test_without_numba_nothing_is_compiled(cache, before):
     loops, _, warned = coding(before)
     assert (loops, warned) == ("numpy", "")
@@ -83,23 +83,23 @@ def test_without_numba_nothing_is_compiled(cache, before):
 
 
 @pytest.mark.parametrize("missing", ["zstandard._cffi", "_cffi_backend"])
-def test_numba_without_cffi_is_told_of_and_not_used(cache, missing):
+def test_numba_without_cffi_is_warned_of_and_not_used(cache, missing):
     loops, _, warned = coding(f"import sys; sys.modules[{missing!r}] = None")
     assert loops == "numpy"
     assert 'numba needs cffi here, codecs go on without both: pip install "ckptstore[jit]"' in warned
 
 
 @pytest.mark.parametrize(
-    ("module", "content", "told"),
+    ("module", "content", "message"),
     [
         ("numba", "types=None", "numba does not work"),
         ("llvmlite", "binding=None", "what numba compiles does not work"),
     ],
 )
-def test_what_does_not_work_is_told_of_and_not_used(cache, module, content, told):
+def test_what_does_not_work_is_warned_of_and_not_used(cache, module, content, message):
     loops, _, warned = coding(f"import sys, types; sys.modules[{module!r}] = types.SimpleNamespace({content})")
     assert loops == "numpy"
-    assert told in warned
+    assert message in warned
 
 
 def test_where_nothing_can_be_kept_each_process_compiles(cache):

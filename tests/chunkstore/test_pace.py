@@ -35,8 +35,8 @@ def put(pace, clock, rate):
         clock.now += 64 * MIB / rate
 
 
-def encode(pace, clock, effort, told):
-    rate, share = told
+def encode(pace, clock, effort, measured):
+    rate, share = measured
     with pace.encoding(effort, 16 * MIB) as made:
         clock.now += 16 * MIB / rate
         made.append(int(16 * MIB * share))

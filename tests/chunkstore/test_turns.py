@@ -14,8 +14,8 @@ from ckptstore.format.codecs import RAW
 SIZE = 1 << 16
 
 
-def piece(**told):
-    return Piece(memoryview(bytes(SIZE)), copied=False, **told)
+def piece(**fields):
+    return Piece(memoryview(bytes(SIZE)), copied=False, **fields)
 
 
 def derivation(number, below, work, rests=False):
@@ -82,7 +82,7 @@ def test_what_several_threads_ask_at_once_is_bounded():
     assert asked == sorted(asked, reverse=True)
     assert asked[-1] == NONE
     for _ in range(8):
-        reliance.tell(SIZE, 1.6, 0.0, SIZE)
+        reliance.record(SIZE, 1.6, 0.0, SIZE)
     assert reliance.share == FEW
 
 
@@ -105,7 +105,7 @@ def test_where_much_rests_on_others_little_does_that_saves_little():
     shares = []
     for added in (0, SOME + 0.001, ROOM + 0.001, MOST + 0.001):
         reliance = relied(100)
-        reliance.tell(100, 1, added)
+        reliance.record(100, 1, added)
         shares.append(reliance.share)
     assert shares == [FEW, MANY, HALF, NONE]
     reliance.expect(1000)
@@ -115,22 +115,22 @@ def test_where_much_rests_on_others_little_does_that_saves_little():
 @pytest.mark.parametrize(("others", "share"), [(2, FEW), (0.5, MANY)])
 def test_a_difference_is_compared_with_what_reading_all_takes(others, share):
     reliance = relied(100)
-    reliance.tell(50, 2, 0.5)
-    reliance.tell(50, others, 0)
+    reliance.record(50, 2, 0.5)
+    reliance.record(50, others, 0)
     assert reliance.share == share
 
 
 def test_what_comes_may_take_less_to_read_than_what_was_there_first():
     reliance = relied(100)
-    reliance.tell(10, 3, 3)
+    reliance.record(10, 3, 3)
     assert reliance.share == MANY
-    reliance.tell(90, 3, 0)
+    reliance.record(90, 3, 0)
     assert reliance.share == FEW
 
 
 def test_nothing_is_computed_where_differences_take_the_room():
     reliance = relied(100)
-    reliance.tell(100, 2, 0.6)
+    reliance.record(100, 2, 0.6)
     assert not reliance.bears(20)
     assert reliance.bears(10)
     assert not reliance.bears(10)

@@ -356,7 +356,7 @@ def test_what_a_device_cannot_tell_later_for_want_of_memory_is_new_next_time(sto
     with FakeDevices() as devices:
         lane, state = devices.lanes[0], {"x": devices.put(numbers())}
         with monkeypatch.context() as patched:
-            patched.setattr("ckptstore.state.device_staging._tell", full)
+            patched.setattr("ckptstore.state.device_staging._compute_fingerprints", full)
             store.commit_async(state, step=0).result()
         crossed = []
         for step in range(1, 4):
@@ -695,7 +695,9 @@ def watching_memory(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[in
     return given, freed
 
 
-@pytest.mark.parametrize("what", ["ckptstore.state.staging.Staged.prepare", "ckptstore.state.device_staging._tell"])
+@pytest.mark.parametrize(
+    "what", ["ckptstore.state.staging.Staged.prepare", "ckptstore.state.device_staging._compute_fingerprints"]
+)
 def test_a_first_commit_that_failed_leaves_no_memory_to_the_collector(store, monkeypatch, what):
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("full")

@@ -151,7 +151,7 @@ def test_contiguous_span(data):
 
 
 @pytest.mark.parametrize(
-    ("index", "told"),
+    ("index", "message"),
     [
         ((0, 0, 0), "more entries than the 2 dims"),
         ((..., ...), "more entries"),
@@ -172,8 +172,8 @@ def test_contiguous_span(data):
         (1.5, "float"),
     ],
 )
-def test_what_no_index_is(index, told):
-    with pytest.raises(InvalidArgument, match=told):
+def test_what_no_index_is(index, message):
+    with pytest.raises(InvalidArgument, match=message):
         select((3, 4), index)
 
 

@@ -125,15 +125,15 @@ def test_best_offset_is_where_the_most_neighbours_are(plane, shift, bits):
 
 @given(planes(), st.sampled_from(NARROW), st.sampled_from([0, 100, 255]))
 def test_planes_are_squeezed_and_spread(plane, bits, offset):
-    told = []
+    found = []
     for loops in ALL:
         common = np.empty(symbols_of(len(plane), bits), np.uint8)
         gaps, others = loops.squeeze(unaligned(plane), bits, offset, common)
-        told.append([common.copy(), gaps.copy(), others.copy()])
+        found.append([common.copy(), gaps.copy(), others.copy()])
         spread = np.empty(max(len(plane), len(common) * per_byte(bits)), np.uint8)
         loops.spread(unaligned(common), bits, offset, unaligned(gaps), unaligned(others), spread, len(plane))
         assert np.array_equal(spread[: len(plane)], plane)
-    for one, *same in zip(*told, strict=True):
+    for one, *same in zip(*found, strict=True):
         assert all(np.array_equal(one, other) for other in same)
 
 
@@ -163,7 +163,7 @@ def test_adams_arithmetic_gives_the_same_bits(count, seed, kind, number, roundin
         assert np.array_equal(words, prediction.words(bases))
 
 
-def test_what_zstd_refuses_is_told_to_compiled_loops():
+def test_what_zstd_refuses_is_reported_to_compiled_loops():
     """As without memory: here there is no room for a frame, of which the loops' own memory has enough."""
     code, call = coding(), Call("coded", "nanan")
 

@@ -83,9 +83,9 @@ def test_a_header_lies_less_than_a_sector_behind_the_frame_before():
     frame = builder.frames[0]
     moved = msgspec.structs.replace(frame, offset=frame.offset + len(far))
     body = data[: packs.ALIGN] + far + data[packs.ALIGN : frame.offset + packs.ALIGN]
-    ((found, told),) = packs.problems(memoryview(with_footer(body, [moved])), NAME)
+    ((found, message),) = packs.problems(memoryview(with_footer(body, [moved])), NAME)
     assert found == moved
-    assert "header" in told
+    assert "header" in message
 
 
 def with_footer(body, frames):
@@ -94,7 +94,7 @@ def with_footer(body, frames):
     return body + footer + where + struct.pack("<Q8s", checksum(where), b"ckptpend")
 
 
-def test_a_footer_tells_of_frames_in_order_that_share_neither_bytes_nor_a_chunk():
+def test_a_footer_lists_frames_in_order_that_share_neither_bytes_nor_a_chunk():
     data, builder = build([b"one chunk", bytes(500)])
     body = data[: packs.footer_range(data[-packs.TAIL_BYTES :], len(data), NAME)[0]]
     one, two = builder.frames
@@ -106,7 +106,7 @@ def test_a_footer_tells_of_frames_in_order_that_share_neither_bytes_nor_a_chunk(
             footer(with_footer(body, frames))
 
 
-def test_a_footer_tells_of_nothing_behind_its_frames_nor_of_more_than_they_can_stand_for():
+def test_a_footer_lists_nothing_behind_its_frames_nor_of_more_than_they_can_stand_for():
     data, builder = build([b"one chunk"])
     end = packs.footer_range(data[-packs.TAIL_BYTES :], len(data), NAME)[0]
     (frame,) = builder.frames
@@ -201,23 +201,23 @@ SOUND = {"digest": b"d" * 16, "codec": 0, "offset": 128, "length": 0, "raw_lengt
     + [{field: -1} for field in ("offset", "length", "raw_length", "checksum")]
     + [{"offset": 2**63, "length": 2**63}, {"raw_length": 2**64 - 1}, {"offset": "1"}],
 )
-def test_a_footer_of_impossible_frames_is_told(change):
+def test_a_footer_of_impossible_frames_is_reported(change):
     encoded = msgspec.msgpack.encode([list((SOUND | change).values())])
     where = struct.pack("<QQQ", 128, len(encoded), checksum(encoded))
     tail = where + struct.pack("<Q8s", checksum(where), b"ckptpend")
     data = b"ckptpack".ljust(128, b"\0") + encoded + tail
-    told = [message for _, message in packs.problems(memoryview(data), NAME)]
-    assert told
-    assert all(NAME in message for message in told)
+    messages = [message for _, message in packs.problems(memoryview(data), NAME)]
+    assert messages
+    assert all(NAME in message for message in messages)
 
 
 def test_a_damaged_frame_is_named():
     data, builder = build([b"one chunk", b"another"])
     damaged = bytearray(data)
     damaged[builder.frames[1].offset] ^= 1
-    ((frame, told),) = packs.problems(memoryview(damaged), NAME)
+    ((frame, message),) = packs.problems(memoryview(damaged), NAME)
     assert frame == builder.frames[1]
-    assert NAME in told
+    assert NAME in message
 
 
 @pytest.mark.parametrize("name", ["xxh3_128", "sha256", "blake3"])
@@ -260,10 +260,10 @@ def test_an_unknown_codec_is_of_a_newer_version():
 
 @pytest.mark.parametrize("name", ["xxh3_128", "sha256", "blake3"])
 @pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "keyed"])
-def test_a_digest_that_tells_the_checksum_tells_the_right_one(name, key):
+def test_a_digest_that_holds_the_checksum_holds_the_right_one(name, key):
     digest = digest_named(name, key)
     for size in (*range(400), 1 << 20):
         data = bytes(range(256)) * (size // 256) + bytes(size % 256)
-        told = digest.checksum(digest.compute(data), size)
-        assert told in {None, checksum(data)}
-        assert (told is not None) == (name == "xxh3_128" and key is None and size > 240)
+        found = digest.checksum(digest.compute(data), size)
+        assert found in {None, checksum(data)}
+        assert (found is not None) == (name == "xxh3_128" and key is None and size > 240)

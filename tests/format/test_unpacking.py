@@ -1,4 +1,4 @@
-"""However words were cut and coded, they come back, by numpy and by numba; and damage is told of by both."""
+"""However words were cut and coded, they come back, by numpy and by numba; and both report damage."""
 
 import math
 from contextlib import contextmanager
@@ -78,7 +78,7 @@ def words_like(count, width, seed):
 
 
 def unpacked(loops, payload, before, *, onto):
-    """None where damage is told of."""
+    """None where damage is reported."""
     out = memoryview(bytearray(before))
     with only(loops):
         try:
@@ -125,9 +125,9 @@ def test_damage_is_the_same_to_both(planned, count, seed, data):
 
 def squeezed(gaps, others):
     """A block of ten bytes, squeezed to nothing."""
-    told = (len(gaps).to_bytes(LENGTH.itemsize, "little") if gaps else b"") + bytes(gaps)
-    lengths = np.array([0, len(told), len(others)], LENGTH).tobytes()
-    return bytes([1, WHOLE_BYTES, 0, 0, 0, 7]) + lengths + told + bytes(others)
+    gap_part = (len(gaps).to_bytes(LENGTH.itemsize, "little") if gaps else b"") + bytes(gaps)
+    lengths = np.array([0, len(gap_part), len(others)], LENGTH).tobytes()
+    return bytes([1, WHOLE_BYTES, 0, 0, 0, 7]) + lengths + gap_part + bytes(others)
 
 
 @pytest.mark.parametrize("loops", [Loops, CompiledLoops])
@@ -157,12 +157,12 @@ def test_a_part_that_holds_another_size_than_it_stands_for_is_damage(loops):
 
 
 def test_no_payload_makes_much_be_decoded_at_once():
-    """Everything is told as an other, so that there is two and a half times as much to decode, of next to nothing."""
+    """Everything is stored as an other, so that there is two and a half times as much to decode, of next to nothing."""
     words = np.full(20 * BLOCK_WORDS, 2**64 - 1, np.uint64)
     plan = Plan(Cut(8), tuple(Way(coded=True, bits=4) for _ in range(8)), 1)
 
     def alternating(where, _):
-        words[where][::2] ^= np.uint64(0x0F0F0F0F0F0F0F0F)  # or a part would be told by one byte
+        words[where][::2] ^= np.uint64(0x0F0F0F0F0F0F0F0F)  # or a part would be stored as one byte
         return words[where]
 
     payload = memoryview(pack(plan, len(words), alternating, memoryview(b"")))
@@ -188,10 +188,10 @@ def test_what_a_loop_refuses_is_damage_whatever_numpy_makes_of_it():
 
 
 @pytest.mark.parametrize("loops", [Loops, CompiledLoops])
-@pytest.mark.parametrize(("size", "told"), [(999, True), (1001, True), (999, False), (1000, False), (1001, False)])
-def test_a_frame_that_does_not_tell_its_size_rightly_is_damage(loops, size, told):
+@pytest.mark.parametrize(("size", "stated"), [(999, True), (1001, True), (999, False), (1000, False), (1001, False)])
+def test_a_frame_that_does_not_state_its_size_rightly_is_damage(loops, size, stated):
     words = np.random.default_rng(0).integers(0, 9, size, np.uint8)
-    frame = zstandard.ZstdCompressor(write_content_size=told).compress(words.tobytes())
+    frame = zstandard.ZstdCompressor(write_content_size=stated).compress(words.tobytes())
     payload = bytes([1, WHOLE_BYTES, 0, 0, WHOLE, 0]) + np.array([len(frame)], LENGTH).tobytes() + frame
     assert unpacked(loops, payload, bytes(1000), onto=False) is None
 

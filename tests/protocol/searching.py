@@ -17,8 +17,8 @@ def search(
     queue = deque([first])
     while queue:
         world = queue.popleft()
-        if told := wrong(world):
-            return len(came), told, _way(came, world)
+        if violation := wrong(world):
+            return len(came), violation, _way(came, world)
         for label, after in steps(world):
             if after not in came:
                 came[after] = (world, label)

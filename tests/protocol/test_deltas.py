@@ -175,8 +175,8 @@ def _rewriter(world: World, variant: str) -> Iterator[Step]:
 
 
 def _needed_of(world: World, commit: Commit, packs: Iterable[str], variant: str) -> Chunks:
-    told = commit.manifest if variant == "the bases of a document are not moved" else commit.chunks
-    return told.intersection(world.frames(commit.packs.intersection(packs)))
+    chunks = commit.manifest if variant == "the bases of a document are not moved" else commit.chunks
+    return chunks.intersection(world.frames(commit.packs.intersection(packs)))
 
 
 def _rewritten(world: World, old: tuple[str, ...], users: dict[str, Chunks], variant: str) -> World:

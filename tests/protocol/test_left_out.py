@@ -5,8 +5,8 @@ All commits are made at one step. Each needs one chunk, x or y, and finds it in 
 commit is whole while some pack of the storage holds its chunk. What runs at the same time, leases and crashes are the
 other models'; clocks are right here, and one gc is one step.
 
-A commit is wanted until its user deletes it, makes its step anew after a rebuild that told that it was left out, or is
-told by a rebuild that another one took its place.
+A commit is wanted until its user deletes it, makes its step anew after a rebuild that reported it as left out, or
+learns from a rebuild that another one took its place.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def test_only_who_prepares_for_the_kernel_waits_for_it(monkeypatch):
         asked.append(device)
         return (lambda *_: "kernel") if device.index else None
 
-    def told(device: torch.device) -> Any:
+    def taken_by(device: torch.device) -> Any:
         tensor: Any = types.SimpleNamespace(device=device)
         return fingerprints([tensor])
 
@@ -183,11 +183,11 @@ def test_only_who_prepares_for_the_kernel_waits_for_it(monkeypatch):
     for name, fake in names.items():
         monkeypatch.setattr(f"ckptstore.state.fingerprints.{name}", fake)
     without, having = torch.device("cuda", 0), torch.device("cuda", 1)
-    assert (told(having), asked) == ("torch", [])
+    assert (taken_by(having), asked) == ("torch", [])
     for device in (CPU, without, having, without, having):
         prepare(device)
     assert asked == [without, having]
-    assert [told(device) for device in (CPU, without, having)] == ["torch", "torch", "kernel"]
+    assert [taken_by(device) for device in (CPU, without, having)] == ["torch", "torch", "kernel"]
 
 
 def test_a_warning_that_is_an_error_comes_once(monkeypatch):

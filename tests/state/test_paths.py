@@ -14,7 +14,7 @@ from ckptstore.testing.states import KEYS
 
 
 @given(KEYS)
-def test_a_segment_tells_its_key(key: object):
+def test_a_segment_holds_its_key(key: object):
     segment = paths.segment(encode(key, "k"))
     assert segment
     assert "/" not in segment

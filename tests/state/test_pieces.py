@@ -63,7 +63,7 @@ def test_one_tensor_of_pieces_at_two_paths_is_tied(tmp_path, background):
 
 
 @pytest.mark.parametrize(
-    ("boxes", "told"),
+    ("boxes", "message"),
     [
         ([((0, 0), (2, 3))], "6 of 12 elements"),
         ([((0, 0), (4, 3)), ((3, 2), (4, 3))], "overlaps"),
@@ -74,7 +74,7 @@ def test_one_tensor_of_pieces_at_two_paths_is_tied(tmp_path, background):
         ([], "0 of 12"),
     ],
 )
-def test_pieces_that_are_not_the_tensor(boxes, told):
+def test_pieces_that_are_not_the_tensor(boxes, message):
     form = torch.empty(4, 3, device="meta")
-    with pytest.raises(InvalidArgument, match=told):
+    with pytest.raises(InvalidArgument, match=message):
         PiecedTensor(form, [TensorPiece(start, stop, lambda: form) for start, stop in boxes])

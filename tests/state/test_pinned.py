@@ -68,11 +68,11 @@ class FakeCuda:
 
 
 def mapping(address: int) -> str:
-    """What the system tells of the memory there; nothing when there is none."""
-    for told in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE):
-        first, last = (int(it, 16) for it in told.split(" ")[0].split("-")) if told else (0, 0)
+    """The system's entry for the memory there; empty when there is none."""
+    for entry in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE):
+        first, last = (int(it, 16) for it in entry.split(" ")[0].split("-")) if entry else (0, 0)
         if first <= address < last:
-            return told
+            return entry
     return ""
 
 
@@ -169,9 +169,9 @@ def test_what_is_interrupted_while_it_is_let_go_is(monkeypatch, place):
             time.sleep(0.3)
         its(fake, *arguments)
 
-    its, told = getattr(FakeCuda, place), list[Any]()
+    its, unraisable = getattr(FakeCuda, place), list[Any]()
     monkeypatch.setattr(FakeCuda, place, interrupted)
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     fake = FakeCuda(monkeypatch)
     memory = fake.lasting()
     del memory
@@ -179,7 +179,7 @@ def test_what_is_interrupted_while_it_is_let_go_is(monkeypatch, place):
     while len(fake.happened) < 5 and time.monotonic() < until:
         time.sleep(0.01)
     assert fake.happened[2:] == ["device", "waited", ("let go", fake.happened[1][1])]
-    assert [it.exc_type for it in told] == [KeyboardInterrupt]  # Python tells no one else of it
+    assert [it.exc_type for it in unraisable] == [KeyboardInterrupt]  # Python reports it nowhere else
 
 
 @on_linux
@@ -187,13 +187,13 @@ def test_it_is_let_go_even_when_the_device_failed(monkeypatch):
     def failed() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    fake, told = FakeCuda(monkeypatch), list[Any]()
+    fake, unraisable = FakeCuda(monkeypatch), list[Any]()
     monkeypatch.setattr(fake, "wait", failed)
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     memory = fake.lasting()
     del memory
     assert fake.happened[-1] == ("let go", fake.happened[1][1])
-    assert len(told) == 1
+    assert len(unraisable) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")

@@ -25,7 +25,7 @@ def flags(count):
 
 def prints(found, changed):
     """Of leaves whose fingerprints are 0, but where something changed."""
-    rows = [[0, int(flag and changed)] for _, told in found.values() for flag in told]
+    rows = [[0, int(flag and changed)] for _, marks in found.values() for flag in marks]
     return Prints({path: size for path, (size, _) in found.items()}, np.array(rows, np.int64).reshape(-1, 2))
 
 
@@ -33,17 +33,17 @@ def prints(found, changed):
 def test_changes_are_those_of_each_leaf(found, reordered):
     before = dict(reversed(found.items())) if reordered else found
     changes = prints(found, changed=True).changes(prints(before, changed=False))
-    expected = {path: told for path, (_, told) in found.items() if any(told)}
-    assert {path: told.tolist() for path, told in changes.items()} == expected
+    expected = {path: marks for path, (_, marks) in found.items() if any(marks)}
+    assert {path: marks.tolist() for path, marks in changes.items()} == expected
 
 
 @given(leaves())
 def test_all_is_new_where_nothing_was_before(found):
     changes = prints(found, changed=False).changes(None)
-    assert {path: len(told) for path, told in changes.items()} == {
+    assert {path: len(marks) for path, marks in changes.items()} == {
         path: segments(size) for path, (size, _) in found.items() if size
     }
-    assert all(told.all() for told in changes.values())
+    assert all(marks.all() for marks in changes.values())
 
 
 @given(st.integers(1, 9 * SEGMENT), st.data(), st.integers(0, 4 * SEGMENT))

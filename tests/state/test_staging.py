@@ -32,17 +32,17 @@ FINGERPRINT = digest_named("xxh3_128").compute
 
 
 class Counting(KeptBuffers):
-    def __init__(self, told):
+    def __init__(self, watched):
         super().__init__()
-        self._told = told
+        self._watched = watched
 
     def copy(self, pairs):
-        self._told.copied += sum(len(source) for source, _ in pairs)
+        self._watched.copied += sum(len(source) for source, _ in pairs)
         super().copy(pairs)
 
 
 class Watched(Stager):
-    """Tells how many bytes it copied and looked at."""
+    """Counts how many bytes it copied and looked at."""
 
     def __init__(self, *, blind: bool = False) -> None:
         self.seen = self.copied = 0
@@ -248,7 +248,7 @@ def test_what_is_read_again_is_waited_for():
     buffers.close()
 
 
-def test_what_changes_before_it_is_copied_at_rest_is_told():
+def test_what_changes_before_it_is_copied_at_rest_is_reported():
     buffers, tensor, lender, _ = settled_with([True])
     tensor.add_(1)
     lender.wait()

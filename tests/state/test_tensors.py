@@ -156,7 +156,7 @@ def test_finish_makes_parameters_and_tracks():
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "misfit"),
     [
         (torch.ones(3, 4), None),
         (torch.ones(4, 3).t(), None),
@@ -167,8 +167,8 @@ def test_finish_makes_parameters_and_tracks():
         (5, "w: float32[3, 4] in the commit, a int in the target"),
     ],
 )
-def test_what_fits(target: object, told: str | None):
-    assert misfit_of("w", entry_of(torch.ones(3, 4)), target) == told
+def test_what_fits(target: object, misfit: str | None):
+    assert misfit_of("w", entry_of(torch.ones(3, 4)), target) == misfit
 
 
 def test_a_read_only_target_does_not_fit():
@@ -190,8 +190,8 @@ def test_identity():
 
 def test_tensors_without_addresses_are_told_apart():
     one, other = (torch.full((30, 4), value).as_subclass(Far) for value in (1.0, 2.0))
-    for tell in (identity, same_place):
-        assert tell(one) == tell(one) != tell(other)
+    for key in (identity, same_place):
+        assert key(one) == key(one) != key(other)
 
 
 @pytest.mark.parametrize("dtype", [">f4", "M8[3us]", "U5", "S0", "V7", [("a", "i1"), ("b", ("f4", (2, 3)))], "g"])

@@ -328,12 +328,12 @@ def test_nesting_has_an_end():
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
 @pytest.mark.parametrize("length", [3, 0])
 def test_what_torch_func_wraps_is_named(transform: Any, length: int):
-    def told(tensor: torch.Tensor) -> torch.Tensor:
+    def refused(tensor: torch.Tensor) -> torch.Tensor:
         with pytest.raises(UnsupportedLeaf, match=r"'a/x'.*outside of its functions"):
             flatten({"a": {"x": tensor.reshape(-1, 1)[:length]}})
         return tensor.sum()
 
-    transform(told)(torch.ones(3, 3))
+    transform(refused)(torch.ones(3, 3))
 
 
 class OwnTensor(torch.Tensor):
@@ -352,7 +352,7 @@ class OwnPair(dict[str, int]):
 
 
 @pytest.mark.parametrize(
-    ("leaf", "told"),
+    ("leaf", "message"),
     [
         (torch.ones(2, device="meta"), "meta"),
         (torch.ones(2).as_subclass(OwnTensor), "OwnTensor"),
@@ -370,8 +370,8 @@ class OwnPair(dict[str, int]):
         ({object(): 1}, "object"),
     ],
 )
-def test_unknown_leaves_are_named(leaf: object, told: str):
-    with pytest.raises(UnsupportedLeaf, match=r"'model/x/0'.*" + told) as caught:
+def test_unknown_leaves_are_named(leaf: object, message: str):
+    with pytest.raises(UnsupportedLeaf, match=r"'model/x/0'.*" + message) as caught:
         flatten({"model": {"x": [leaf]}})
     assert caught.value.path == "model/x/0"
 
@@ -414,7 +414,7 @@ def test_classes_are_looked_up_and_checked(source: str, monkeypatch: pytest.Monk
         unflatten(containers, leaves)
 
 
-def test_a_container_of_a_newer_version_is_told():
+def test_a_container_of_a_newer_version_is_reported():
     with pytest.raises(UnknownType, match="hologram"):
         unflatten({"": Container("hologram", ("a",))}, {"a": 1})
 

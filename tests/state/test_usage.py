@@ -44,7 +44,7 @@ def test_copies_are_given_up_before_training_finds_no_memory(it, short):
 
 @pytest.mark.parametrize("start", [0, 3])
 @pytest.mark.parametrize("held", [True, False])
-def test_what_telling_fingerprints_takes_for_a_moment_is_no_training(start, held):
+def test_what_computing_fingerprints_takes_for_a_moment_is_no_training(start, held):
     data = torch.zeros((40 << 20) + 3, dtype=torch.uint8)[start:]
     its = keys(data.device)
     copies = Copies([torch.zeros_like(data)], [0], reference([data], its) if held else None)
@@ -58,13 +58,13 @@ def test_what_telling_fingerprints_takes_for_a_moment_is_no_training(start, held
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, free: int, stats: Any) -> Usage:
-    def told(_: torch.device) -> Any:
+    def memory_stats(_: torch.device) -> Any:
         if isinstance(stats, Exception):
             raise stats
         return stats
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", told)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", memory_stats)
     return Usage.of(DEVICE)
 
 
@@ -76,7 +76,7 @@ def test_memory_that_torch_holds_in_reserve_is_free(monkeypatch):
     assert not found.is_short()
 
 
-def test_an_allocator_that_tells_nothing_is_left_alone(monkeypatch):
+def test_an_allocator_without_statistics_is_left_alone(monkeypatch):
     found = asked(monkeypatch, 60, RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats"))
     assert found.spare() == 0
     assert not found.is_short()

@@ -305,7 +305,7 @@ def test_a_member_that_is_gone_is_named():
         decode({"enum": ["ckptstore.testing.states:Colour", "PURPLE"]}, "p")
 
 
-def test_a_kind_of_a_newer_version_is_told():
+def test_a_kind_of_a_newer_version_is_reported():
     with pytest.raises(UnknownType, match="hologram"):
         decode({"hologram": 1}, "p")
 

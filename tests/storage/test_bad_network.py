@@ -44,14 +44,14 @@ SLOW_DOWN = reply("503 Slow Down", "SlowDown")
 class Answers:
     """Gives the reply to requests that are meant, as many as there are; counts those."""
 
-    def __init__(self, told, meant=lambda data: data.startswith(VERBS), most=None):
-        self.told, self.meant, self.most, self.given = told, meant, most, 0
+    def __init__(self, reply, meant=lambda data: data.startswith(VERBS), most=None):
+        self.reply, self.meant, self.most, self.given = reply, meant, most, 0
 
     def __call__(self, data):
         if not self.meant(data) or self.given == self.most:
             return None
         self.given += 1
-        return self.told
+        return self.reply
 
 
 class Losing:

@@ -33,11 +33,11 @@ def calls(monkeypatch):
     """What is asked of the operating system, in order; a flush of a folder says which one."""
     seen = []
 
-    def watch(name, told):
+    def watch(name, describe):
         original = getattr(os, name)
 
         def called(*args, **kwargs):
-            seen.append(told(*args))
+            seen.append(describe(*args))
             return original(*args, **kwargs)
 
         monkeypatch.setattr(os, name, called)
@@ -314,7 +314,7 @@ def test_file_systems_that_need_the_page_cache(storage, monkeypatch, refused):
     assert not any(tries[1:])
 
 
-def test_a_write_that_is_refused_for_good_is_told(storage, monkeypatch):
+def test_a_write_that_is_refused_for_good_is_reported(storage, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 

@@ -67,8 +67,8 @@ except StorageFull as error:
     print(error)
 """
     with child(script, tmp_path) as writer:
-        told = writer.stdout.read()
-    assert str(tmp_path / "large") in told
+        output = writer.stdout.read()
+    assert str(tmp_path / "large") in output
     assert os.listdir(tmp_path) == ["small"]
 
 

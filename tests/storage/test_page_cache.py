@@ -61,7 +61,7 @@ def test_a_disk_that_becomes_fast_again_is_written_past_it():
     assert [disk.write() for _ in range(20)][-10:] == [False] * 10
 
 
-def test_small_files_tell_nothing():
+def test_small_files_show_nothing():
     disk = Disk(1e6, 1e6)
     assert not any(disk.write(8 * MIB) for _ in range(100))
 
@@ -95,7 +95,7 @@ def test_what_fails_is_over():
     assert not any(disk.write() for _ in range(4))
 
 
-def test_all_stores_on_a_disk_tell_how_fast_it_is(tmp_path):
+def test_all_stores_on_a_disk_show_how_fast_it_is(tmp_path):
     for name in ("one", "another"):
         (tmp_path / name).mkdir()
     assert page_cache_of(tmp_path / "one") is page_cache_of(tmp_path / "another")

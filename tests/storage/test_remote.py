@@ -125,8 +125,8 @@ def test_write_errors(storage, monkeypatch, error, kind):
 
 @pytest.mark.parametrize(("code", "kind"), [("NoSuchUpload", StorageUnavailable), ("NoSuchBucket", StorageError)])
 def test_an_upload_that_is_gone_is_begun_anew_and_a_bucket_is_not(code, kind):
-    told = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": 404}}
-    error = translate_boto_error(ClientError(told, "CompleteMultipartUpload"))
+    response = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": 404}}
+    error = translate_boto_error(ClientError(response, "CompleteMultipartUpload"))
     assert isinstance(error, FileNotFoundError)
     assert write_error(error) is kind
 
@@ -258,12 +258,12 @@ def test_a_part_is_a_failure():
         ("remembering://bucket/x", {"passphrase": "hunter2"}),
     ],
 )
-def test_secrets_are_not_told(url, options, monkeypatch):
-    class Telling(OtherScheme):
+def test_secrets_are_not_shown(url, options, monkeypatch):
+    class Leaking(OtherScheme):
         def cat_file(self, path, **kwargs):
             raise TimeoutError(f"no reply from {url} with {options}")
 
-    fsspec.register_implementation("remembering", Telling, clobber=True)
+    fsspec.register_implementation("remembering", Leaking, clobber=True)
     storage = FsspecStorage(url, options)
     with pytest.raises(StorageError, match=r"no reply.*\*\*\*") as found:
         storage.get("key")

@@ -93,7 +93,7 @@ def test_patience_ends(local):
     assert 3 <= failing.tries < 100
 
 
-def test_a_long_wait_is_told_once(local, monkeypatch, caplog):
+def test_a_long_wait_is_logged_once(local, monkeypatch, caplog):
     with monkeypatch.context() as patched, pytest.raises(StorageUnavailable):
         patched.setattr("ckptstore.patience._QUIET", 0)
         Retrying(Failing(local, StorageUnavailable("busy"), 1000), patience=1).get("a")

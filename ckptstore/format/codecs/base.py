@@ -31,7 +31,7 @@ READ = 0.5
 class Encoded(NamedTuple):
     """A chunk's payload, and the number of the codec that made it.
 
-    `alone` is what reading a raw byte of it takes without any base, as `READ` tells it, and `added` what the base adds.
+    `alone` is what reading a raw byte takes without any base, on the scale of `READ`, and `added` what the base adds.
     """
 
     codec: int

@@ -8,7 +8,7 @@
     parts    as `entropy` codes them: a plane, or what it is squeezed to; before gaps, if any, how many, as a u32
     tail     bytes behind the last whole word
 
-A block is 2^17 words, the last one less. A part's length tells how it is coded, so that nothing else need be told.
+A block is 2^17 words, the last one less. A part's length tells how it is coded, so that nothing else need be stored.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _plan_of(head: bytes) -> Plan:
     width, split, center, flags = head[:_HEADER] if len(head) >= _HEADER else (0, 0, 0, 0)
     if width in WIDTHS and 0 < split <= WHOLE_BYTES and flags <= _KEPT + _SIGNED:
         cut = Cut(width, split, center, bool(flags & _KEPT), bool(flags & _SIGNED))
-        told = head[_HEADER:]
-        ways = tuple(Way(True, *way) for way in zip(told[::2], told[1::2], strict=False))
+        way_bytes = head[_HEADER:]
+        ways = tuple(Way(True, *way) for way in zip(way_bytes[::2], way_bytes[1::2], strict=False))
         if _possible(cut, ways):
             return Plan(cut, ways, 1)
     raise CorruptData("a payload of planes begins with a head that cannot be")

@@ -57,7 +57,7 @@ class Loops:
         np.copyto(high, spare, casting="unsafe")
 
     def pack(self, plan: Plan, words: Words, out: Plane, end: int, lengths: Words) -> int:
-        """Put the parts of a block behind what ends there, and tell their lengths.
+        """Put the parts of a block behind what ends there, and store their lengths.
 
         Where they end; 0 where no loop does so, or not yet, or there is no room.
         """
@@ -122,7 +122,7 @@ class Loops:
         for bits in NARROW:
             offset, share = best_offset(counts, bits)
             if share < LEAST_COMMON:
-                break  # the neighbours that fewer bits tell are fewer
+                break  # fewer bits have fewer neighbours
             common = self.array(1, symbols_of(len(plane), bits), "common")
             found.append(_weight(bits, offset, [common, *self.squeeze(plane, bits, offset, common)], self.coder))
         return found

@@ -1,4 +1,4 @@
-"""Words to a payload, block by block; `layout` tells how they lie in it."""
+"""Words to a payload, block by block; `layout` describes how they lie in it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def pack(plan: Plan, count: int, block: Callable[[Block, Tools], Words], tail: m
                 out[end : end + len(part)] = part
                 end += len(part)
     out[end : end + len(tail)] = tail
-    told = head + lengths.tobytes()
-    out[: len(told)] = np.frombuffer(told, np.uint8)
+    header = head + lengths.tobytes()
+    out[: len(header)] = np.frombuffer(header, np.uint8)
     return cut_off(out, end + len(tail))
 
 

@@ -42,7 +42,7 @@ class Source(NamedTuple):
         return self.stored[self.borders[-1] :]
 
     def new_table(self) -> Numbers:
-        """Room for what `tabulate` tells."""
+        """Room for what `tabulate` fills in."""
         return np.empty((len(blocks_of(self.words)), len(self.shapes), 4), np.int64)
 
 

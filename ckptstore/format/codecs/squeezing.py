@@ -25,7 +25,7 @@ WHOLE = 8
 NARROW = (4, 2, 0)
 """Bits of what is common."""
 LEAST_COMMON = 0.6
-"""The share of bytes that must be neighbours; of others it would take much to tell where they are."""
+"""The share of bytes that must be neighbours; of others it would take much to say where they are."""
 FAR = 240
 POWERS = np.arange(10)
 HOPS = FAR << POWERS
@@ -43,7 +43,7 @@ class Weight(NamedTuple):
     Attributes:
         bits, offset: how it is squeezed.
         size: bytes of all parts.
-        symbols: how many bytes a description of each code tells of, in all parts that are frames.
+        symbols: how many bytes a description of each code lists, in all parts that are frames.
         coded: bytes that these parts hold.
         gaps: how many bytes are put in their places one by one.
     """
@@ -77,5 +77,5 @@ def symbols_of(count: int, bits: int) -> int:
 
 
 def per_byte(bits: int) -> int:
-    """How many of them fit a byte; none when there is nothing to tell."""
+    """How many of them fit a byte; none when they have no bits."""
     return WHOLE // bits if bits else 0

@@ -33,7 +33,7 @@ class Unpacking:
         with borrowed() as tools:
             done = tools.loops.unpack(self._plan, self._source, self._words, onto=onto)
             if not done:
-                _unpack(self._plan, self._source, self._words, tools, onto=onto)  # it also tells what is damaged
+                _unpack(self._plan, self._source, self._words, tools, onto=onto)  # it also says what is damaged
             if done is False:
                 raise CorruptData("a payload of planes does not decode")
         self._tail[:] = self._source.tail.data

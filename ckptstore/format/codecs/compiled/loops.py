@@ -24,7 +24,7 @@ from ckptstore.format.codecs.compiled.calls import (
     into,
 )
 from ckptstore.format.codecs.compiled.finding import kept, made
-from ckptstore.format.codecs.compiled.plans import Memory, knows, told
+from ckptstore.format.codecs.compiled.plans import Memory, compiled_plan, knows
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.loops import Array, Loops
 from ckptstore.format.codecs.making import Get, at_once
@@ -91,7 +91,7 @@ class CompiledLoops(Loops):
         loop = self._loop(PACK, plan.cut.width) if knows(plan.cut, differences=differences) else None
         if loop is None:
             return 0
-        known, memory = told(plan, differences=differences), self._memory
+        known, memory = compiled_plan(plan, differences=differences), self._memory
         block, room = (at(words), len(words)), (into(out), len(out))
         given = *block, *known.given, *memory.given, *room, end, into(lengths), len(lengths)
         return loop(self._encoder.address, *given)
@@ -103,7 +103,7 @@ class CompiledLoops(Loops):
             return None
         table = source.new_table()
         arrays = (part for array in source[:3] for part in (at(array), len(array)))
-        known, memory = told(plan, differences=onto), self._memory
+        known, memory = compiled_plan(plan, differences=onto), self._memory
         given = *arrays, source.words, into(table), len(table), *known.given, *memory.given, into(words), len(words)
         return bool(loop(self._decoder.address, *given))
 

@@ -1,4 +1,4 @@
-"""What compiled packing and unpacking are told: a plan, and which memory to work in."""
+"""The arguments of compiled packing and unpacking: a plan, and which memory to work in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMON, GAPS, OTHERS, ROWS = range(8, 12)
 """The rows of memory behind those of the planes, for what a plane is squeezed to; and how many rows there are."""
 
 
-class Told(NamedTuple):
+class CompiledPlan(NamedTuple):
     """A plan: of each plane its bits, its offset, whether it is coded, and its parts; and how words are cut."""
 
     ways: npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ def knows(cut: Cut, *, differences: bool) -> bool:
 
 
 @lru_cache(1024)
-def told(plan: Plan, *, differences: bool) -> Told:
+def compiled_plan(plan: Plan, *, differences: bool) -> CompiledPlan:
     """The plan of words that are differences, or not."""
     ways, cut = np.array([(way.bits, way.offset, way.coded, way.parts) for way in plan.ways], np.int64), plan.cut
-    return Told(ways, cut.split, cut.center << EXPONENT, cut.kept, differences)
+    return CompiledPlan(ways, cut.split, cut.center << EXPONENT, cut.kept, differences)

@@ -42,7 +42,7 @@ def cutter(split: int) -> Helper:
 
 
 def halving(width: int) -> Helper:
-    """What halves as many words as it is told."""
+    """What halves `count` words."""
     halve, word, half = halver(width), word_type(width).type, word_type(width // 2).type
 
     def entry(words: Any, bias: int, high: Any, low: Any, count: int) -> int:
@@ -53,7 +53,7 @@ def halving(width: int) -> Helper:
 
 
 def cutting(split: int) -> Helper:
-    """What cuts as many words as it is told."""
+    """What cuts `count` words."""
     cut = cutter(split)
 
     def entry(words: Any, center: int, byte: Any, others: Any, count: int) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ckptstore.format.codecs.compiled.plans import COMMON, GAPS, OTHERS, SPLITS, Told
+from ckptstore.format.codecs.compiled.plans import COMMON, GAPS, OTHERS, SPLITS, CompiledPlan
 from ckptstore.format.codecs.compiled.source.compiling import Helper, array_at, given, helping, read
 from ckptstore.format.codecs.compiled.source.cutting import cutter, halver
 from ckptstore.format.codecs.compiled.source.frames import coding
-from ckptstore.format.codecs.compiled.source.plans import ADDRESS, INT, MEMORY, TOLD, memory_at, plan_at
+from ckptstore.format.codecs.compiled.source.plans import ADDRESS, INT, MEMORY, PLAN, memory_at, plan_at
 from ckptstore.format.codecs.compiled.source.squeezing import squeezer_to_rows
 from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES
 from ckptstore.format.codecs.squeezing import WHOLE
@@ -27,22 +27,22 @@ _OUT = given(1), INT, given(4), INT
 
 
 def packing(width: int) -> Helper:
-    """What puts the parts of a block of words of a width behind what a payload has already, and tells their lengths.
+    """What puts the parts of a block of words of a width behind what a payload has already, and stores their lengths.
 
     It gives where the payload ends then, or 0 where there was no room.
     """
     make, word = {1: _of_bytes, 2: _of_twos, 4: _of_fours}[width], word_type(width).type
-    pack = helping(make(), INT(ADDRESS, read(width), TOLD, *MEMORY, given(1), INT, given(4)))
+    pack = helping(make(), INT(ADDRESS, read(width), PLAN, *MEMORY, given(1), INT, given(4)))
 
     def entry(
         zstd: Any, words: Any, count: int,
         ways: Any, planes: int, split: int, center: int, kept: int, differences: int,
         rows: Any, spare: Any, halves: Any, out: Any, room: int, end: int, lengths: Any, parts: int,
     ) -> Any:  # fmt: skip
-        told = plan_at(ways, planes, split, center, kept, differences)
+        plan = plan_at(ways, planes, split, center, kept, differences)
         row, fresh, half = memory_at(rows, spare, halves)
         payload, sizes = array_at(out, room, np.uint8), array_at(lengths, parts, np.uint32)
-        return pack(zstd, array_at(words, count, word), told, row, fresh, half, payload, end, sizes)
+        return pack(zstd, array_at(words, count, word), plan, row, fresh, half, payload, end, sizes)
 
     return entry
 
@@ -51,10 +51,10 @@ def _of_bytes() -> Callable[..., Any]:
     plane = _plane()
 
     def pack(
-        zstd: int, words: Words, told: Told, rows: Plane, spare: Plane, halves: Words,
+        zstd: int, words: Words, plan: CompiledPlan, rows: Plane, spare: Plane, halves: Words,
         out: Plane, end: int, lengths: Words,
     ) -> Any:  # fmt: skip
-        return plane(zstd, words, told, 0, rows, spare, out, end, lengths, 0)
+        return plane(zstd, words, plan, 0, rows, spare, out, end, lengths, 0)
 
     return pack
 
@@ -63,10 +63,10 @@ def _of_twos() -> Callable[..., Any]:
     pair = _pair()
 
     def pack(
-        zstd: int, words: Words, told: Told, rows: Plane, spare: Plane, halves: Words,
+        zstd: int, words: Words, plan: CompiledPlan, rows: Plane, spare: Plane, halves: Words,
         out: Plane, end: int, lengths: Words,
     ) -> Any:  # fmt: skip
-        return pair(zstd, words, told, 0, told.split, rows, spare, out, end, lengths, 0)
+        return pair(zstd, words, plan, 0, plan.split, rows, spare, out, end, lengths, 0)
 
     return pack
 
@@ -75,16 +75,16 @@ def _of_fours() -> Callable[..., Any]:
     pair, halve = _pair(), halver(4)
 
     def pack(
-        zstd: int, words: Words, told: Told, rows: Plane, spare: Plane, halves: Words,
+        zstd: int, words: Words, plan: CompiledPlan, rows: Plane, spare: Plane, halves: Words,
         out: Plane, end: int, lengths: Words,
     ) -> Any:  # fmt: skip
         high, low = halves[0][: words.size], halves[1][: words.size]
-        halve(words, _CARRY_OF_FOUR if told.differences else 0, high, low)
-        end = pair(zstd, high, told, 0, told.split, rows, spare, out, end, lengths, 0)
+        halve(words, _CARRY_OF_FOUR if plan.differences else 0, high, low)
+        end = pair(zstd, high, plan, 0, plan.split, rows, spare, out, end, lengths, 0)
         size = 2 * words.size
-        if not told.kept:
-            part = told.ways[0][3] + told.ways[1][3]
-            return pair(zstd, low, told, 2, WHOLE_BYTES, rows, spare, out, end, lengths, part)
+        if not plan.kept:
+            part = plan.ways[0][3] + plan.ways[1][3]
+            return pair(zstd, low, plan, 2, WHOLE_BYTES, rows, spare, out, end, lengths, part)
         if end == _FULL or end + size > out.size:
             return _FULL
         behind = out[end : end + size].view(np.uint16)
@@ -103,20 +103,20 @@ def _pair() -> Helper:
     narrow, wide = (cutter(split) for split in SPLITS[:2])
 
     def pair(
-        zstd: int, words: Words, told: Told, first: int, split: int, rows: Plane, spare: Plane,
+        zstd: int, words: Words, plan: CompiledPlan, first: int, split: int, rows: Plane, spare: Plane,
         out: Plane, end: int, lengths: Words, part: int,
     ) -> Any:  # fmt: skip
         upper, lower = rows[first][: words.size], rows[first + 1][: words.size]
         if split == SPLITS[0]:
-            narrow(words, told.center, upper, lower)
+            narrow(words, plan.center, upper, lower)
         elif split == SPLITS[1]:
-            wide(words, told.center, upper, lower)
+            wide(words, plan.center, upper, lower)
         else:
-            halve(words, _CARRY_OF_TWO if told.differences else 0, upper, lower)
-        end = plane(zstd, upper, told, first, rows, spare, out, end, lengths, part)
-        return plane(zstd, lower, told, first + 1, rows, spare, out, end, lengths, part + told.ways[first][3])
+            halve(words, _CARRY_OF_TWO if plan.differences else 0, upper, lower)
+        end = plane(zstd, upper, plan, first, rows, spare, out, end, lengths, part)
+        return plane(zstd, lower, plan, first + 1, rows, spare, out, end, lengths, part + plan.ways[first][3])
 
-    return helping(pair, INT(ADDRESS, read(2), TOLD, INT, INT, *MEMORY[:2], *_OUT))
+    return helping(pair, INT(ADDRESS, read(2), PLAN, INT, INT, *MEMORY[:2], *_OUT))
 
 
 @cache
@@ -125,17 +125,17 @@ def _plane() -> Helper:
     code, copy, squeezed = _code(), _copy(), _squeezed()
 
     def plane(
-        zstd: int, cut: Plane, told: Told, place: int, rows: Plane, spare: Plane,
+        zstd: int, cut: Plane, plan: CompiledPlan, place: int, rows: Plane, spare: Plane,
         out: Plane, end: int, lengths: Words, part: int,
     ) -> Any:  # fmt: skip
-        bits, offset, coded = told.ways[place][0], told.ways[place][1], told.ways[place][2]
+        bits, offset, coded = plan.ways[place][0], plan.ways[place][1], plan.ways[place][2]
         if bits != WHOLE:
             return squeezed(zstd, cut, bits, offset, rows, spare, out, end, lengths, part)
         if not coded:
             return copy(cut, out, end, lengths, part)
         return code(zstd, cut, spare, out, end, lengths, part)
 
-    return helping(plane, INT(ADDRESS, read(1), TOLD, INT, *MEMORY[:2], *_OUT))
+    return helping(plane, INT(ADDRESS, read(1), PLAN, INT, *MEMORY[:2], *_OUT))
 
 
 @cache

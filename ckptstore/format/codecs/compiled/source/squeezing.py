@@ -30,7 +30,7 @@ def squeezer(bits: int) -> Helper:
             for at in range(part.size):
                 near = _BYTE(_BYTE(_BYTE(part[at] - offset) & mask) << _BYTE(bits * place))
                 common[at] = common[at] | near if place else near
-        told, last = 0, 0
+        count, last = 0, 0
         for line in range(0, plane.size, LINE):
             found = outside(plane[line : line + LINE], offset)
             while found:
@@ -40,12 +40,12 @@ def squeezer(bits: int) -> Helper:
                     for power in range(_POWERS - 1, -1, -1):
                         if one - last >= _FAR << power:
                             last += _FAR << power
-                            gaps[told], others[told] = _FAR + power, plane[last]
-                            told += 1
-                gaps[told], others[told] = one - last, plane[one]
-                told += 1
+                            gaps[count], others[count] = _FAR + power, plane[last]
+                            count += 1
+                gaps[count], others[count] = one - last, plane[one]
+                count += 1
                 last = one
-        return told
+        return count
 
     return helping(squeeze, types.intp(read(1), kind(1), given(1), given(1), given(1)))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ckptstore.format.codecs.compiled.plans import COMMON, GAPS, OTHERS, SPLITS, Told
+from ckptstore.format.codecs.compiled.plans import COMMON, GAPS, OTHERS, SPLITS, CompiledPlan
 from ckptstore.format.codecs.compiled.source.compiling import Helper, array_at, given, helping, kind, read
 from ckptstore.format.codecs.compiled.source.frames import decoding
 from ckptstore.format.codecs.compiled.source.plans import (
@@ -18,7 +18,7 @@ from ckptstore.format.codecs.compiled.source.plans import (
     INT,
     MEMORY,
     NUMBERS,
-    TOLD,
+    PLAN,
     memory_at,
     plan_at,
 )
@@ -45,10 +45,10 @@ def unpacking(width: int) -> Helper:
     ) -> Any:  # fmt: skip
         payload, starts = array_at(stored, size, np.uint8), array_at(borders, bounds, np.int64)
         each, found = array_at(shapes, parts, np.int64), array_at(table, (blocks, parts, 4), np.int64)
-        told = plan_at(ways, planes, split, center, kept, differences)
+        plan = plan_at(ways, planes, split, center, kept, differences)
         row, fresh, half = memory_at(rows, spare, halves)
         out = array_at(words, filled, word)
-        return unpack(zstd, payload, starts, each, count, found, told, row, fresh, half, out)
+        return unpack(zstd, payload, starts, each, count, found, plan, row, fresh, half, out)
 
     return entry
 
@@ -57,18 +57,18 @@ def _unpacking(joining: Helper, width: int) -> Helper:
     tabulating = _tabulating()
 
     def unpack(
-        zstd: int, stored: Plane, borders: Numbers, shapes: Numbers, count: int, table: Numbers, told: Told,
+        zstd: int, stored: Plane, borders: Numbers, shapes: Numbers, count: int, table: Numbers, plan: CompiledPlan,
         rows: Plane, spare: Plane, halves: Words, words: Words,
     ) -> bool:  # fmt: skip
         if not tabulating(stored, borders, shapes, count, table):
             return False
         for block in range(table.shape[0]):
             out = words[block * BLOCK_WORDS : (block + 1) * BLOCK_WORDS]
-            if not joining(zstd, stored, table[block], told, rows, spare, halves, out):
+            if not joining(zstd, stored, table[block], plan, rows, spare, halves, out):
                 return False
         return True
 
-    return helping(unpack, BOOL(ADDRESS, *_SOURCE, _TABLE, TOLD, *MEMORY, given(width)))
+    return helping(unpack, BOOL(ADDRESS, *_SOURCE, _TABLE, PLAN, *MEMORY, given(width)))
 
 
 @cache
@@ -84,13 +84,13 @@ def _of_bytes() -> Helper:
     plane = _plane()
 
     def join(
-        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane, spare: Plane, halves: Words, out: Words
+        zstd: int, stored: Plane, row: Numbers, plan: CompiledPlan, rows: Plane, spare: Plane, halves: Words, out: Words
     ) -> bool:
-        found = plane(zstd, stored, row, told, rows, 0, 0, out.size)
+        found = plane(zstd, stored, row, plan, rows, 0, 0, out.size)
         if found.size != out.size:
             return False
         for place in range(out.size):
-            out[place] = _BYTE(out[place] + found[place]) if told.differences else found[place]
+            out[place] = _BYTE(out[place] + found[place]) if plan.differences else found[place]
         return True
 
     return _joining(join, 1)
@@ -100,12 +100,12 @@ def _of_twos() -> Helper:
     pair = _pair()
 
     def join(
-        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane, spare: Plane, halves: Words, out: Words
+        zstd: int, stored: Plane, row: Numbers, plan: CompiledPlan, rows: Plane, spare: Plane, halves: Words, out: Words
     ) -> bool:
-        joined = halves[0][: out.size] if told.differences else out
-        if pair(zstd, stored, row, told, rows, 0, 0, told.split, joined) == _DAMAGED:
+        joined = halves[0][: out.size] if plan.differences else out
+        if pair(zstd, stored, row, plan, rows, 0, 0, plan.split, joined) == _DAMAGED:
             return False
-        if told.differences:
+        if plan.differences:
             for place in range(out.size):
                 out[place] = _WORD(out[place] + joined[place])
         return True
@@ -117,17 +117,17 @@ def _of_fours() -> Helper:
     pair, part, plain, add = _pair(), _part(), _join(4, signed=False), _join(4, signed=True, onto=True)
 
     def join(
-        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane, spare: Plane, halves: Words, out: Words
+        zstd: int, stored: Plane, row: Numbers, plan: CompiledPlan, rows: Plane, spare: Plane, halves: Words, out: Words
     ) -> bool:
         first = 0
-        for half in range(1 if told.kept else 2):
-            split = WHOLE_BYTES if half else told.split
-            first = pair(zstd, stored, row, told, rows, 2 * half, first, split, halves[half][: out.size])
+        for half in range(1 if plan.kept else 2):
+            split = WHOLE_BYTES if half else plan.split
+            first = pair(zstd, stored, row, plan, rows, 2 * half, first, split, halves[half][: out.size])
             if first == _DAMAGED:
                 return False
         high, low = halves[0][: out.size], halves[1][: out.size]
-        lower = part(zstd, stored, spare, row[first]).view(np.uint16) if told.kept else low
-        if told.differences:
+        lower = part(zstd, stored, spare, row[first]).view(np.uint16) if plan.kept else low
+        if plan.differences:
             add(high, lower, out)
         else:
             plain(high, lower, out)
@@ -138,25 +138,25 @@ def _of_fours() -> Helper:
 
 @cache
 def _pair() -> Helper:
-    """Fills words of two bytes from the planes from `place` on; tells which part is next."""
+    """Fills words of two bytes from the planes from `place` on; gives which part is next."""
     plane, plain, signed = _plane(), _join(2, signed=False), _join(2, signed=True)
     narrow, wide = (_fit(split) for split in SPLITS[:2])
 
     def pair(
-        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane,
+        zstd: int, stored: Plane, row: Numbers, plan: CompiledPlan, rows: Plane,
         place: int, first: int, split: int, out: Words,
     ) -> int:  # fmt: skip
         high = low = stored[:0]
         for number in range(2):
-            high, low = low, plane(zstd, stored, row, told, rows, place + number, first, out.size)
-            first += told.ways[place + number][3]
+            high, low = low, plane(zstd, stored, row, plan, rows, place + number, first, out.size)
+            first += plan.ways[place + number][3]
             if low.size != out.size:
                 return _DAMAGED
         if split == SPLITS[0]:
-            narrow(high, low, _WORD(told.center), out)
+            narrow(high, low, _WORD(plan.center), out)
         elif split == SPLITS[1]:
-            wide(high, low, _WORD(told.center), out)
-        elif told.differences:
+            wide(high, low, _WORD(plan.center), out)
+        elif plan.differences:
             signed(high, low, out)
         else:
             plain(high, low, out)
@@ -171,9 +171,9 @@ def _plane() -> Helper:
     part, twos, fours = _part(), _spread(2), _spread(4)
 
     def plane(
-        zstd: int, stored: Plane, row: Numbers, told: Told, rows: Plane, place: int, first: int, count: int
+        zstd: int, stored: Plane, row: Numbers, plan: CompiledPlan, rows: Plane, place: int, first: int, count: int
     ) -> Any:
-        bits, offset, out = told.ways[place][0], _BYTE(told.ways[place][1]), rows[place]
+        bits, offset, out = plan.ways[place][0], _BYTE(plan.ways[place][1]), rows[place]
         if bits == WHOLE:
             return part(zstd, stored, out, row[first])
         common = part(zstd, stored, rows[COMMON], row[first])
@@ -257,4 +257,4 @@ def _fit(split: int) -> Helper:
 
 def _block() -> tuple[types.Type, ...]:
     """What decodes, a payload, where the parts of one of its blocks are, and its plan."""
-    return ADDRESS, read(1), types.Array(INT, 2, "C", aligned=False), TOLD
+    return ADDRESS, read(1), types.Array(INT, 2, "C", aligned=False), PLAN

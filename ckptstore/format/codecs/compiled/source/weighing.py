@@ -28,11 +28,11 @@ def weighing() -> Helper:
 
     def entry(zstd: Any, plane: Any, size: int, rows: Any, spare: Any, halves: Any, table: Any) -> Any:
         row, fresh, _ = memory_at(rows, spare, halves)
-        told, found = array_at(plane, size, np.uint8), array_at(table, _TABLE, np.int64)
+        data, found = array_at(plane, size, np.uint8), array_at(table, _TABLE, np.int64)
         found[:] = 0
         found[0, _BITS] = WHOLE
         counts = row[_WHOLE_COUNTS][: 8 * _BYTES].view(np.int64)
-        weigh(zstd, told, fresh, counts, found[0])
+        weigh(zstd, data, fresh, counts, found[0])
         filled = 1
         if not found[0, _CODED]:
             return filled
@@ -40,7 +40,7 @@ def weighing() -> Helper:
             offset = best(counts, bits, size)
             if offset < 0:
                 break
-            others = squeeze(told, bits, offset, row)
+            others = squeeze(data, bits, offset, row)
             into = found[filled]
             into[_BITS], into[_OFFSET], into[_GAPS] = bits, offset, others
             apart = row[_COUNTS][: 8 * _BYTES].view(np.int64)
@@ -55,7 +55,7 @@ def weighing() -> Helper:
 
 @cache
 def _weigher() -> Helper:
-    """Adds a part to a row; `counts` tells how often each byte is found in it if it is a frame."""
+    """Adds a part to a row; `counts` says how often each byte is found in it if it is a frame."""
     smallest = coding()
 
     def weigh(zstd: int, part: Plane, fresh: Plane, counts: Words, row: Words) -> Any:

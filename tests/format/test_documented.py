@@ -35,7 +35,7 @@ BLOCK = 1 << 17
 xxh3 = xxhash.xxh3_64_intdigest
 
 
-class Told:
+class Reader:
     """A store. Everything is compared with its checksums and digests."""
 
     def __init__(self, place, passphrase=b""):
@@ -190,24 +190,24 @@ def base_words(width, bases):
 
 def adam(payload, size, bases):
     kind, number, rounding = payload[:3]
-    told = struct.unpack_from("<2d" if kind else "<4d", payload, 8)
+    factors = struct.unpack_from("<2d" if kind else "<4d", payload, 8)
     single, least = np.float32, 2.0**-100 if kind else 2.0**-50
     words = [np.frombuffer(base, "<u2" if number else "<u4", size // (2 if number else 4)) for base in bases]
     old, first, second = ((word.astype("<u4") << (16 if number else 0)).view(single) for word in words)
     each = nearest if number and not rounding else lambda values: values
     with np.errstate(all="ignore"):
         if kind:
-            b, c = told
+            b, c = factors
             g = (second - first) / single(1 - b) + first
             found = each(old * single(c)) + (single(1 - c) * g) * g
         else:
-            k, s, r, e = map(single, told)
+            k, s, r, e = map(single, factors)
             second = np.where(second < 2.0**-100, np.where(np.isinf(second), single("nan"), single(0)), second)
             found = each(old * k) + (s * first) / each(each(each(np.sqrt(second)) / r) + e)
         found = nearest(found) if number else found
         sure = np.abs(found) >= least
     made = np.where(sure, found.view("<u4") >> (16 if number else 0), words[0]).astype(words[0].dtype)
-    return planes(payload[8 + 8 * len(told) :], size, onto=lambda *_: made)
+    return planes(payload[8 + 8 * len(factors) :], size, onto=lambda *_: made)
 
 
 def nearest(values):
@@ -218,24 +218,24 @@ def nearest(values):
 DECODERS = [lambda payload, *_: payload, zstd, planes, partial(planes, onto=base_words), adam]
 
 
-def assert_told(told, store):
+def assert_read_alike(reader, store):
     """Returns the codecs that there were."""
-    for address, commit in told.commits.items():
+    for address, commit in reader.commits.items():
         entries = commit["manifest"][0]
         for path, entry in store.manifest(address).items():
-            found = told.leaf(entries[path])
+            found = reader.leaf(entries[path])
             if isinstance(entry, TensorEntry):
                 assert found == TensorLeaf(store.read(address, path)).row_major(), f"{address} {path}"
             elif isinstance(found, str):
                 assert found == store.read(address, path)
-    return {codec for _, codec, *_ in told.frames.values()}
+    return {codec for _, codec, *_ in reader.frames.values()}
 
 
 @pytest.mark.parametrize(("name", "codecs"), [("xxh3_128", 2), ("sha256", 2), ("blake3", 2), ("deltas", 4)])
 def test_golden_stores(name, codecs, tmp_path):
     place = shutil.copytree(GOLDEN / name, tmp_path / name, ignore=shutil.ignore_patterns("catalog.sqlite"))
     with ckptstore.open(place, read_only=True) as store:
-        assert assert_told(Told(place), store) == set(range(codecs))
+        assert assert_read_alike(Reader(place), store) == set(range(codecs))
 
 
 @pytest.mark.parametrize(
@@ -261,5 +261,5 @@ def test_trained_stores(tmp_path, digest, dtype, encrypt):
             optimizer.step()
             large = torch.arange(2 << 17) + step
             store.commit({"model": model, "optim": optimizer, "counts": large, "text": "text " * 1000}, step=step)
-        codecs = assert_told(Told(tmp_path / "store", PASSPHRASE), store)
+        codecs = assert_read_alike(Reader(tmp_path / "store", PASSPHRASE), store)
     assert codecs >= {1, 2, 3, 4}
