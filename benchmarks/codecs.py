@@ -33,7 +33,7 @@ SERIES = 3
 
 
 def main() -> None:
-    """Train, measure, and tell."""
+    """Train, measure, and report."""
     arguments = _arguments()
     torch.set_num_threads(1)
     codings, missing = available()
@@ -58,18 +58,18 @@ class Codecs:
 
     def measure_sizes(self, name: str, phase: str, apart: int, state: State, before: State) -> None:
         """The share of the raw bytes that each kind of tensor takes, and all of them together."""
-        told = f"{apart} apart, {phase}: share" if apart else f"alone, {phase}: share"
+        case = f"{apart} apart, {phase}: share" if apart else f"alone, {phase}: share"
         raw = {kind: sum(tensor.nbytes for tensor in state[kind]) for kind in KINDS}
         for coding in self._codings:
             sizes = {}
             for kind in KINDS:
                 pairs = zip(state[kind], before[kind], strict=True)
-                row = f"{name} {kind}, {told}"
+                row = f"{name} {kind}, {case}"
                 sizes[kind] = sum(self._size(row, coding, *pair, alone=not apart) for pair in pairs)
                 self.samples.add(row, coding.name, sizes[kind] / raw[kind])
-            self.samples.add(f"{name} whole, {told}", coding.name, sum(sizes.values()) / sum(raw.values()))
+            self.samples.add(f"{name} whole, {case}", coding.name, sum(sizes.values()) / sum(raw.values()))
         for kind in (*KINDS, "whole"):
-            self._add_best(f"{name} {kind}, {told}", min)
+            self._add_best(f"{name} {kind}, {case}", min)
 
     def _size(self, row: str, coding: Coding, tensor: Tensor, before: Tensor, *, alone: bool) -> int:
         """Of a tensor's chunks; each takes the smaller of the encodings with the older chunk and without it."""
@@ -90,15 +90,15 @@ class Codecs:
         width = after[0].itemsize
         raw, base = _largest(after), _largest(before)
         size = sum(map(len, raw))
-        for told, older in (("alone", [None] * len(raw)), ("10 apart", base)):
+        for case, older in (("alone", [None] * len(raw)), ("10 apart", base)):
             for run in range(runs):
                 for coding in rotated(self._codings, run):
                     encode = partial(_encode, coding, raw, width, older)
                     decode = partial(_decode, coding, encode(), width, older)
-                    self.samples.add(f"encode {name}, {told}: GB/s", coding.name, _speed(encode, size))
-                    self.samples.add(f"decode {name}, {told}: GB/s", coding.name, _speed(decode, size))
+                    self.samples.add(f"encode {name}, {case}: GB/s", coding.name, _speed(encode, size))
+                    self.samples.add(f"decode {name}, {case}: GB/s", coding.name, _speed(decode, size))
             for act in ("encode", "decode"):
-                self._add_best(f"{act} {name}, {told}: GB/s", max)
+                self._add_best(f"{act} {name}, {case}: GB/s", max)
 
     def _add_best(self, row: str, best: Callable[[list[float]], float]) -> None:
         peers = [coding.name for coding in self._codings if not isinstance(coding, Own)]

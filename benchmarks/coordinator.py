@@ -86,7 +86,7 @@ class _Save:
             grants: list[Grant] = self._time("grant", partial(self._gathering.grant, asks))
             reports = [self._report(rank, grant) for rank, grant in enumerate(grants)]
             self._time("publish", partial(self._gathering.publish, reports, self._manifest))
-        sizes = [sum(len(packed(each)) for each in told) for told in (openings, asks, reports)]
+        sizes = [sum(len(packed(each)) for each in messages) for messages in (openings, asks, reports)]
         got = sum(len(pickle.dumps(each)) for answers in (dealt, grants) for each in answers)
         self._add("all they send: MB", sum(sizes))
         self._add("of these, reports: MB", sizes[-1])

@@ -34,7 +34,7 @@ LARGE, SMALL = 600, 300
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and report."""
     arguments = _arguments()
     if not torch.cuda.is_available():
         print(f"nothing is measured: torch {torch.__version__} finds no CUDA device here")

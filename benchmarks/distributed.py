@@ -27,7 +27,7 @@ from benchmarks.report import Report, add_files
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and report."""
     arguments = _arguments()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     samples = Samples()

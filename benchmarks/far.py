@@ -28,7 +28,7 @@ class Far:
     def __enter__(self) -> Self:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)
-        self.port = self._told()
+        self.port = self._next_number()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,10 +39,10 @@ class Far:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        before, self._before = self._before, self._told()
+        before, self._before = self._before, self._next_number()
         return self._before - before
 
-    def _told(self) -> int:
+    def _next_number(self) -> int:
         assert self._process.stdout is not None
         return int(self._process.stdout.readline())
 

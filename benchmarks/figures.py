@@ -27,14 +27,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two columns whose ratio is told, how it is told, the figures, the limits beside some rows, and the README's rows.
+    """Two columns, how their ratio is described, the figures, the limits beside some rows, and the README's rows.
 
     Without `rows` all of them are the README's.
     """
 
     own: str
     peer: str
-    told: Callable[[float, float], str]
+    describe: Callable[[float, float], str]
     figures: tuple[Figure, ...]
     limits: Mapping[str, str] = field(default_factory=dict)
     rows: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ LISTING = ("steps", "log", "plan gc", END)
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and report."""
     arguments = _arguments()
     samples = Samples()
     with (

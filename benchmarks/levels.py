@@ -32,7 +32,7 @@ COLUMNS: dict[str, Level] = {**LEVELS, ALONE: "best"}
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and report."""
     arguments = _arguments()
     samples = Samples()
     trained = Trained(arguments.mib)
@@ -87,12 +87,12 @@ def _measure_reading(samples: Samples, row: str, tensors: Tensors, path: Path) -
 def _measure_checkout(
     samples: Samples, row: str, column: str, store: ckptstore.Store, tensors: Tensors, into: Tensors
 ) -> None:
-    for told, prepare in ((row, warm), (f"{row}, cold", cool)):
+    for row_name, prepare in ((row, warm), (f"{row}, cold", cool)):
         for tensor in into.values():
             tensor.zero_()
         prepare(Path(store.url))
-        samples.time(told, column, partial(store.checkout, "latest", into={"state": into}))
-        samples.check(told, column, tensors, into)
+        samples.time(row_name, column, partial(store.checkout, "latest", into={"state": into}))
+        samples.check(row_name, column, tensors, into)
 
 
 def _arguments() -> argparse.Namespace:

@@ -42,7 +42,7 @@ LEAVES = 1000
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and report."""
     arguments = _arguments()
     tools, missing = available()
     samples = Samples()

@@ -35,7 +35,7 @@ RAW_BYTES = 8 << 20
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and report."""
     arguments = _arguments()
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder) as folder,

@@ -95,8 +95,8 @@ class Report:
         shown = [_shown(row, self._samples.median(row, column)) for column in self._columns]
         limit = compared.limits.get(row)
         beside = f"{_shown(row, self._samples.median('limit', limit))} {limit}" if limit else ""
-        told = compared.told(own, peer) if own and peer and not row.endswith(COUNTED) else ""
-        return [row, told, *shown, *([beside] if compared.limits else [])]
+        ratio = compared.describe(own, peer) if own and peer and not row.endswith(COUNTED) else ""
+        return [row, ratio, *shown, *([beside] if compared.limits else [])]
 
     def _rows(self) -> list[str]:
         return [row for row in self._samples.values if row != "limit"]

@@ -3,7 +3,7 @@
     python -m benchmarks.stalls [--mib 2048] [--runs 5] [--steps 20] [--folder FOLDER] [--only ROWS]
         [--device cuda] [--json FILE] [--markdown FILE]
 
-The first rows tell for how long the call blocks when no other save is in flight. Lost is how much longer the steps of
+The first rows show for how long the call blocks when no other save is in flight. Lost is how much longer the steps of
 training take in which a save is begun or in flight, in a loop that saves every tenth step, than others of that loop;
 by whole loops, how much longer the loop takes for each of its saves than the same loop without.
 Every save ends on disk. In the first run each races with a step of training, is loaded and compared. Ends with status 1
@@ -33,7 +33,7 @@ EVERY = 10
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and report."""
     arguments = _arguments()
     warnings.simplefilter("ignore")  # DCP's, about one process
     samples, trained = Samples(), Trained(arguments.mib, device=arguments.device)

@@ -68,8 +68,8 @@ def rebuild_catalog(
     sealer = unlock(storage, config, key_file)
     address = catalog_url(storage, catalog)
     if has_another(address, storage):  # two catalogs that both write would not know of each other's commits
-        told = f"{storage.url} has a catalog of its own, {CATALOG_FILE}, and would get another, {catalog}"
-        raise CatalogError(f"{told}: move its own away first, or leave out catalog= (--catalog) and use that")
+        problem = f"{storage.url} has a catalog of its own, {CATALOG_FILE}, and would get another, {catalog}"
+        raise CatalogError(f"{problem}: move its own away first, or leave out catalog= (--catalog) and use that")
     return fill(address, storage, config, sealer, meter(progress, "rebuild", total))
 
 

@@ -153,8 +153,8 @@ class StateMismatch(StateError):
             _wrapping(self.missing, self.unexpected),
             _fresh(self.unexpected),
         ]
-        told = "\n".join(part for part in parts if part)
-        super().__init__(f"the target does not fit the commit; nothing was changed\n{told}")
+        details = "\n".join(part for part in parts if part)
+        super().__init__(f"the target does not fit the commit; nothing was changed\n{details}")
 
     def __reduce__(self) -> tuple[type[StateMismatch], tuple[tuple[str, ...], ...]]:
         return type(self), (self.missing, self.unexpected, self.different)
@@ -271,7 +271,7 @@ def holds_another(run: str, step: int) -> StepExists:
 
 def nearest(name: object, known: Iterable[object]) -> str:
     """A sentence that names what exists near `name`, for the end of a `NotFound` message."""
-    options = [told for option in known if (told := str(option))]  # the root's path is no name
+    options = [text for option in known if (text := str(option))]  # the root's path is no name
     if not options:
         return "there is none yet"
     close = difflib.get_close_matches(str(name), options, n=3, cutoff=0.4) or options[-3:]
@@ -288,7 +288,7 @@ def listing(title: str, paths: Sequence[str]) -> str:
 
 def _otherwise(different: Sequence[str]) -> str:
     """What to do where a form is meant to be another one, as that of a new head."""
-    found = any(" in the commit, " in told for told in different)
+    found = any(" in the commit, " in line for line in different)
     advice = 'to leave what is meant to differ as it is, select the others with paths=, as paths=["model", "sched"]'
     return f"  {advice}" if found else ""
 

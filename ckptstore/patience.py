@@ -22,10 +22,10 @@ def patiently(act: Callable[[], T], transient: type[Exception], patience: float 
     """What `act` gives; while it raises `transient`, it is called again, until `patience` seconds have passed.
 
     The waits between tries are random, up to a bound that doubles, so that a thousand writers do not come back at once.
-    When it takes longer, that is told once to the logger `ckptstore`.
+    When it takes longer, that is logged once to the logger `ckptstore`.
     """
     begun = time.monotonic()
-    end, told = begun + (PATIENCE if patience is None else patience), False
+    end, warned = begun + (PATIENCE if patience is None else patience), False
     most = _SHORTEST
     while True:
         try:
@@ -34,8 +34,8 @@ def patiently(act: Callable[[], T], transient: type[Exception], patience: float 
             now, wait = time.monotonic(), random.uniform(0, most)  # noqa: S311 - no secret
             if now + wait > end:
                 raise
-            if not told and now - begun > _QUIET:
+            if not warned and now - begun > _QUIET:
                 _LOG.warning("trying again for %.0f s more: %s", end - now, error)
-                told = True
+                warned = True
         time.sleep(wait)
         most = min(_LONGEST, 2 * most)

@@ -1,4 +1,4 @@
-"""Threads and pools of them: who can have none is told why, and what to do."""
+"""Threads and pools of them: who can have none gets an error that says why, and what to do."""
 
 from __future__ import annotations
 

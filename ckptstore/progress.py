@@ -13,7 +13,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 
 def meter(callback: ProgressCallback | None, stage: str, total: int) -> Advance:
-    """An `Advance` that adds up and tells the callback; of nothing only at first."""
+    """An `Advance` that adds up and calls the callback; with nothing done only at first."""
     check_callback(callback)
     if callback is None:
         return ignore

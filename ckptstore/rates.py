@@ -1,4 +1,4 @@
-"""How fast something goes, told by what was seen of it lately."""
+"""How fast something goes, judged by what was seen of it lately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ckptstore.locks import Lock
 
 Clock = Callable[[], float]
-"""Tells seconds."""
+"""Gives seconds."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Meter:
 
     Args:
         rate: what is guessed, or known, at first.
-        clock: tells seconds.
+        clock: gives seconds.
     """
 
     def __init__(self, rate: Rate, clock: Clock = time.perf_counter) -> None:

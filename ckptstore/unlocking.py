@@ -87,8 +87,8 @@ def _read(key_file: KeyFile) -> bytes:
     try:
         return _checked(Path(os.path.expanduser(key_file)).read_bytes(), str(key_file))
     except (OSError, ValueError) as error:  # a path with a zero in it
-        told = error.strerror if isinstance(error, OSError) else error
-        raise InvalidArgument(f"the key file {os.fspath(key_file)!r} cannot be read: {told}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgument(f"the key file {os.fspath(key_file)!r} cannot be read: {reason}") from None
 
 
 def _checked(text: bytes, place: str) -> bytes:
@@ -116,8 +116,8 @@ def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> tuple
         raise MissingData(f"{storage.url} has lost what lay below {keys.PREFIX}, {_BRING_BACK}")
     if damaged == places:
         raise CorruptData(f"{storage.url}: {' and '.join(damaged)} is damaged, {_BRING_BACK}")
-    told = f"the key given does not open {storage.url}: give the one it was made with, or last changed to"
-    raise WrongKey(f"{told}; if it is that one, {keys.PREFIX} is damaged: bring it back from a copy")
+    problem = f"the key given does not open {storage.url}: give the one it was made with, or last changed to"
+    raise WrongKey(f"{problem}; if it is that one, {keys.PREFIX} is damaged: bring it back from a copy")
 
 
 def wrapped_keys(storage: Storage) -> list[str]:

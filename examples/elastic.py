@@ -28,13 +28,13 @@ def begin(script: str, train: Train, ranks: int, ranks_later: int) -> None:
         train(sys.argv[1], sys.argv[2], int(sys.argv[3]))
         os._exit(0)  # gloo's threads may still free tensors, which aborts a Python that is ending: pytorch issue 190489
     elif len(sys.argv) == 2:
-        tell(script, sys.argv[1], ranks, ranks_later)
+        show_all(script, sys.argv[1], ranks, ranks_later)
     else:
         with tempfile.TemporaryDirectory() as temporary:
-            tell(script, str(Path(temporary, "store")), ranks, ranks_later)
+            show_all(script, str(Path(temporary, "store")), ranks, ranks_later)
 
 
-def tell(script: str, folder: str, ranks: int, ranks_later: int) -> None:
+def show_all(script: str, folder: str, ranks: int, ranks_later: int) -> None:
     """The whole story."""
     torchrun(script, ranks, folder, "straight")
     print(f"run straight: {ranks} ranks, to step {STEPS}")

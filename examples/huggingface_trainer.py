@@ -38,11 +38,11 @@ class StoreCallback(TrainerCallback):
         if step is None:
             trainer.train()
             return
-        self._resumes, told = True, {"trainer": ""}
-        self._store.checkout(step, into=told)  # of several ranks, each one's own
+        self._resumes, trainer_state = True, {"trainer": ""}
+        self._store.checkout(step, into=trainer_state)  # of several ranks, each one's own
         with tempfile.TemporaryDirectory() as folder:
             export_safetensors(self._store, step, Path(folder, "model.safetensors"), name="model")
-            Path(folder, "trainer_state.json").write_text(told["trainer"])
+            Path(folder, "trainer_state.json").write_text(trainer_state["trainer"])
             trainer.train(resume_from_checkpoint=folder)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -64,8 +64,8 @@ class StoreCallback(TrainerCallback):
             self._commit(state, given)
 
     def _commit(self, state: Any, given: dict[str, Any]) -> None:
-        told = json.dumps(dataclasses.asdict(state))  # one value, whose history may grow
-        app_state = _live(given) | {"rng": ckptstore.RNGState(), "trainer": told}
+        trainer_state = json.dumps(dataclasses.asdict(state))  # one value, whose history may grow
+        app_state = _live(given) | {"rng": ckptstore.RNGState(), "trainer": trainer_state}
         self._store.commit_async(app_state, step=state.global_step)
         print(state.global_step, flush=True)
 

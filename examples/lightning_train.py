@@ -37,8 +37,8 @@ class StoreIO(CheckpointIO):
         """Commit it in the background. Of several processes, Lightning lets the first one alone call this."""
         if self._alone is None and dist.is_initialized():
             self._alone = dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
-        told = {"path": str(path)}
-        self._store.commit_async(checkpoint, step=checkpoint["global_step"], metadata=told, process_group=self._alone)
+        notes = {"path": str(path)}
+        self._store.commit_async(checkpoint, step=checkpoint["global_step"], metadata=notes, process_group=self._alone)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         """What was committed for that path."""
@@ -106,7 +106,7 @@ class Training(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
     def on_train_epoch_start(self) -> None:
-        """Tell of the epoch."""
+        """Print the epoch."""
         print(self.current_epoch, flush=True)
 
 

@@ -112,13 +112,13 @@ def imports(module: Path) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno} is relative"
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-        elif isinstance(node, ast.Constant) and node.value in told_by_text():
+        elif isinstance(node, ast.Constant) and node.value in module_names():
             yield f"ckptstore.{node.value}", node.lineno
 
 
 @cache
-def told_by_text() -> frozenset[str]:
-    """Names of modules as some texts tell them, which are imported by name then."""
+def module_names() -> frozenset[str]:
+    """Names of modules, which some texts hold: they are imported by name then."""
     paths = (module.relative_to(HOUSE).with_suffix("").parts for module in modules())
     return frozenset(".".join(parts) for parts in paths if len(parts) > 1)
 

@@ -68,9 +68,9 @@ def test_it_delays(server):
 def test_it_answers_instead(server):
     with Proxy(server) as proxy:
         proxy.answer = lambda data: b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n" if b"/busy" in data else None
-        with pytest.raises(urllib.error.HTTPError, match="503") as told:
+        with pytest.raises(urllib.error.HTTPError, match="503") as caught:
             get(proxy, "/busy")
-        told.value.close()
+        caught.value.close()
         assert get(proxy) == BODY
     assert Echo.seen == ["/"]
 

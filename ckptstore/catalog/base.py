@@ -87,7 +87,7 @@ class Catalog(Protocol):
         """Every place in a live pack where one of these chunks lies."""
 
     def lost(self) -> dict[bytes, list[str]]:
-        """Chunks that commits need and no pack holds any more, as `rewrite` was told: digest → ids of the commits."""
+        """Chunks that commits need and no pack holds any more, as `rewrite` recorded: digest → ids of the commits."""
 
     def forget_lost(self, digests: Sequence[bytes]) -> None:
         """No commit needs these lost chunks any more: all that rested on them is whole by now."""
@@ -146,7 +146,7 @@ class Catalog(Protocol):
 
     def enter(self, new: NewCommit) -> None:
         """Make a commit exist whose packs and document are in storage already, all at once: for a rebuild, which can
-        be killed at any time and done again. What `leave_out` was told stays.
+        be killed at any time and done again. What `leave_out` recorded stays.
 
         Raises SessionFenced when a used pack is not live, StepExists when the step holds other content.
         """
@@ -171,17 +171,17 @@ class Catalog(Protocol):
         self, session: str, name: str, commit: CommitRecord, document: str, instead_of: str | None = None
     ) -> str | None:
         """Point a tag of the commit's run at it, moving it if it exists, and end the session, which has reserved the
-        document that tells so in storage. The document that told where it pointed before comes back, and is for gc.
+        document that says so in storage. The document of where it pointed before comes back, and is for gc.
 
         Raises:
             StepNotFound: the commit is not live.
-            SessionFenced: the session is not open any more, or `instead_of` is given and not what told it before.
+            SessionFenced: the session is not open any more, or `instead_of` is given and is not the tag's document.
         """
 
     def untag(self, run: str, name: str) -> str:
         """Remove a tag of a run; its document, which is for gc. Raises RunNotFound, TagNotFound."""
 
-    def enter_tags(self, told: Sequence[TagRecord]) -> None:
+    def enter_tags(self, records: Sequence[TagRecord]) -> None:
         """Point tags at live commits, all at once, whose documents are in storage already: for a rebuild."""
 
     def tags(self, run: str | None = None) -> list[TagRecord]:

@@ -106,10 +106,10 @@ class SqlCatalog:
         try:
             return self._database.ask(sqlite.integrity, () if chunks else collection.DECIDING)
         except CatalogError as error:
-            told = driver_errors.damage_told(error)
-            if told is None:
+            message = driver_errors.damage_message(error)
+            if message is None:
                 raise
-            return [told]
+            return [message]
 
     def users(self, pack: str) -> list[str]:
         return self._database.ask(upkeep.users, pack)
@@ -163,8 +163,8 @@ class SqlCatalog:
     ) -> str | None:
         return self._database.change(tagging.tag, session, name, commit, document, instead_of)
 
-    def enter_tags(self, told: Sequence[TagRecord]) -> None:
-        self._database.change(tagging.enter_tags, told)
+    def enter_tags(self, records: Sequence[TagRecord]) -> None:
+        self._database.change(tagging.enter_tags, records)
 
     def untag(self, run: str, name: str) -> str:
         return self._database.free(tagging.untag, run, name)
@@ -208,8 +208,8 @@ def open_catalog(
 ) -> SqlCatalog:
     """The catalog at a SQLAlchemy URL, `sqlite:///path/to/catalog.sqlite` or `postgresql://user@host/database`.
 
-    With `create`, an empty place gets the schema, unless `before_making` raises CatalogError when it is told the URL;
-    two processes may do so at once. With a `refusal`, every method that writes raises StorageReadOnly telling it.
+    With `create`, an empty place gets the schema, unless `before_making` raises CatalogError when it is given the URL;
+    two processes may do so at once. With a `refusal`, every method that writes raises StorageReadOnly with it.
     Without one, a `database` of that URL is used that was at hand.
 
     Raises:

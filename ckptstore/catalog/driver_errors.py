@@ -43,7 +43,7 @@ _TOO_MANY = re.compile("too many (clients|connections)|connection slots are rese
 
 def translated(error: BaseException | None, where: str, *, lost: bool = False) -> CkptStoreError:
     """The error of our tree for one of the database driver's; `lost` when it broke the connection."""
-    told = next(iter(str(error).splitlines()), "") or type(error).__name__
+    message = next(iter(str(error).splitlines()), "") or type(error).__name__
     if isinstance(error, sqlite3.Error):
         kind = sqlite_kind(error)
     else:
@@ -56,10 +56,10 @@ def translated(error: BaseException | None, where: str, *, lost: bool = False) -
         StorageFull: "make room and try again; nothing was changed",
         StorageReadOnly: "it can be read but not changed from here",
     }.get(kind)
-    return kind(f"catalog {where}: {told}" + (f": {advice}" if advice else ""))
+    return kind(f"catalog {where}: {message}" + (f": {advice}" if advice else ""))
 
 
-def damage_told(error: CatalogError) -> str | None:
+def damage_message(error: CatalogError) -> str | None:
     """What SQLite said of a file that is not as it wrote it, if that is what the error is of."""
     cause = error.__cause__
     said = cause.orig if isinstance(cause, DBAPIError) else cause
@@ -92,11 +92,11 @@ def _postgres_kind(error: Any) -> type[CkptStoreError]:
     state = getattr(error, "sqlstate", None)
     if state is not None:
         return kinds.get(state, CatalogError)
-    if _TOO_MANY.search(str(error)):  # before there is a connection, libpq tells no state
+    if _TOO_MANY.search(str(error)):  # before there is a connection, libpq gives no state
         return TooManyConnections
     return CatalogUnavailable if _NO_ANSWER.search(str(error)) else CatalogError
 
 
 def code(error: BaseException | None) -> int | str:
-    """Postgres' state, or SQLite's code without what it adds to tell more."""
+    """Postgres' state, or SQLite's code without what it adds for more detail."""
     return getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

@@ -204,8 +204,8 @@ class _Owner:
         """Raises CatalogError for another one's."""
         if self.store is None or (found := sqlite.stores_in(connection)) == [self.store]:
             return
-        told = f"{self.path} is the catalog of {'another' if found else 'no'} store by now, and was left as it is"
-        raise CatalogError(f"{told}: open the store where it was moved to, or bring it back")
+        problem = f"{self.path} is the catalog of {'another' if found else 'no'} store by now, and was left as it is"
+        raise CatalogError(f"{problem}: open the store where it was moved to, or bring it back")
 
 
 def _within(
@@ -228,7 +228,7 @@ def _parse(url: str) -> URL:
         parsed = make_url(url)
         parsed.get_dialect()
     except ModuleNotFoundError:
-        pass  # told with its extra when the engine is made
+        pass  # reported with its extra when the engine is made
     except ArgumentError as error:
         raise InvalidArgument(f"the catalog's address is no database URL: {advice}") from error
     backend = parsed.get_backend_name()

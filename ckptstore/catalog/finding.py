@@ -157,10 +157,10 @@ def _metadata(row: Row[Any]) -> Any:
     try:
         return json.loads(row.metadata)
     except ValueError:
-        told = f"the metadata of {row.run_name}@{row.step} is no JSON"
-        raise CatalogError(f"{told}: bring the catalog back from a copy, or rebuild it") from None
+        problem = f"the metadata of {row.run_name}@{row.step} is no JSON"
+        raise CatalogError(f"{problem}: bring the catalog back from a copy, or rebuild it") from None
 
 
 def not_live(commit: CommitRecord) -> StepNotFound:
-    """What is told of a commit that is not live any more."""
+    """The error for a commit that is not live any more."""
     return StepNotFound(f"step {commit.step} of run {commit.run!r} is another now, or was deleted: look it up again")

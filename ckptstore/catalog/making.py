@@ -177,7 +177,7 @@ def _chunk_row(chunk: ChunkLocation, pack: int) -> dict[str, object]:
 
 
 def _insert_commit(db: Connection, run: int, new: NewCommit) -> int:
-    told = {
+    row = {
         "id": new.id,
         "run": run,
         "step": new.step,
@@ -188,6 +188,6 @@ def _insert_commit(db: Connection, run: int, new: NewCommit) -> int:
         "logical_bytes": new.logical_bytes,
         "new_bytes": new.new_bytes,
     }
-    key: int = db.execute(_new_commit, told | {"continues": new.parent, "at": new.created}).scalar_one()
+    key: int = db.execute(_new_commit, row | {"continues": new.parent, "at": new.created}).scalar_one()
     db.execute(insert(manifests), {"commit": key, "data": new.manifest})
     return key

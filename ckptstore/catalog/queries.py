@@ -148,8 +148,8 @@ def pack_chunks(db: Connection, pack: str) -> list[ChunkLocation]:
 
 def all_tags(db: Connection, run: str | None) -> list[TagRecord]:
     """Every tag, or those of a run, by run, then name."""
-    told = select(runs.c.name, tags.c.name, commits.c.id, commits.c.step, tags.c.document)
-    wanted = told.select_from(tags).join(commits).join(runs, runs.c.key == tags.c.run)
+    columns = select(runs.c.name, tags.c.name, commits.c.id, commits.c.step, tags.c.document)
+    wanted = columns.select_from(tags).join(commits).join(runs, runs.c.key == tags.c.run)
     of_run = [] if run is None else [runs.c.name == run]
     return [TagRecord(*row) for row in sorted(db.execute(wanted.where(*of_run)))]
 

@@ -1,4 +1,4 @@
-"""What the catalog is told and tells: commits, runs, tags, packs, and where chunks lie; frozen values."""
+"""What goes into the catalog and comes out of it: commits, runs, tags, packs, and where chunks lie; frozen values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATEST = "latest"
 """What names a run's newest commit."""
 
 DELETED = " (deleted)"
-"""What follows a deleted commit's address where it is told of."""
+"""What follows a deleted commit's address wherever that is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class CommitRecord:
         return f"{self.run}@{self.step}"
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The address, and after it ` (deleted)` if that is so: a live commit may be at the same one."""
         return self.address if self.deleted is None else f"{self.address}{DELETED}"
 
@@ -156,7 +156,7 @@ class Rewrite:
     Attributes:
         packs: this session's own.
         instead_of: names of the packs that the commits shall not need any more.
-        needs: commit id → pack name → bytes needed of it, in their stead; every commit that is told about.
+        needs: commit id → pack name → bytes needed of it, in their stead; of every commit that the rewrite is about.
         lost: commit id → digests of the chunks it needs that no pack holds any more.
         damaged: whether those packs are bad: nothing may be found in them any more, and no other commit may need them.
     """

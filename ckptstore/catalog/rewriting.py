@@ -13,11 +13,11 @@ from ckptstore.catalog.records import Rewrite
 from ckptstore.catalog.schema import chunks, commit_packs, commits, lost_chunks, packs
 from ckptstore.errors import SessionFenced
 
-Keys = Mapping[str, int]
+KeyByName = Mapping[str, int]
 
 
 def rewrite(db: Connection, session: str, new: Rewrite) -> None:
-    """Bring the new packs in, let the told commits need them instead, and end the session."""
+    """Bring the new packs in, let the commits of `new.needs` need them instead, and end the session."""
     sessions.check_open(db, session)
     own = making.own_packs(db, session, new.packs)
     others = {pack for needs in new.needs.values() for pack in needs if pack not in own}
@@ -41,7 +41,7 @@ def _keys(db: Connection, name: Column[str], key: Column[int], names: Sequence[s
     return found
 
 
-def _needing(db: Connection, users: Keys, old: Sequence[int]) -> dict[str, int]:
+def _needing(db: Connection, users: KeyByName, old: Sequence[int]) -> dict[str, int]:
     """Those of the commits that need any of these packs; what the others needed of them was moved meanwhile."""
     found: set[int] = set()
     for some in in_lists(old):
@@ -49,17 +49,17 @@ def _needing(db: Connection, users: Keys, old: Sequence[int]) -> dict[str, int]:
     return {commit: key for commit, key in users.items() if key in found}
 
 
-def _retire(db: Connection, old: Sequence[int], users: Keys) -> None:
+def _retire(db: Connection, old: Sequence[int], users: KeyByName) -> None:
     """Nothing is found in these packs any more."""
     for some in in_lists(old):
         of_old = select(commits.c.id).join(commit_packs).where(commit_packs.c.pack.in_(some))
-        if untold := set(db.execute(of_old).scalars()) - users.keys():
-            raise SessionFenced(f"the commit {min(untold)} was made meanwhile with a damaged pack: repair again")
+        if unlisted := set(db.execute(of_old).scalars()) - users.keys():
+            raise SessionFenced(f"the commit {min(unlisted)} was made meanwhile with a damaged pack: repair again")
         db.execute(delete(chunks).where(chunks.c.pack.in_(some)))
         db.execute(update(packs).where(packs.c.key.in_(some), packs.c.state == "live").values(state="damaged"))
 
 
-def _replace_edges(db: Connection, new: Rewrite, keys: Keys, old: Sequence[int], users: Keys) -> None:
+def _replace_edges(db: Connection, new: Rewrite, keys: KeyByName, old: Sequence[int], users: KeyByName) -> None:
     for some in in_lists(list(users.values())):
         for packs_of_old in in_lists(old):
             dropped = commit_packs.c.commit.in_(some) & commit_packs.c.pack.in_(packs_of_old)
@@ -82,7 +82,7 @@ def _replace_edges(db: Connection, new: Rewrite, keys: Keys, old: Sequence[int],
         db.execute(insert(commit_packs), rows)
 
 
-def _note_lost(db: Connection, lost: Mapping[str, Sequence[bytes]], users: Keys) -> None:
+def _note_lost(db: Connection, lost: Mapping[str, Sequence[bytes]], users: KeyByName) -> None:
     for commit, digests in lost.items():
         if commit in users:
             known = select(lost_chunks.c.digest).where(lost_chunks.c.commit == users[commit])

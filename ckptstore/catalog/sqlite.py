@@ -115,7 +115,7 @@ def broken_references(connection: Connection, about: str = "") -> list[str]:
 
 
 def _abouts(tables: Sequence[str]) -> list[str]:
-    """What a pragma is told to look at one table, or at all of the file."""
+    """What a pragma is given to look at one table, or at all of the file."""
     return [f"('{table}')" for table in tables] or [""]
 
 
@@ -161,8 +161,8 @@ def _connect_read_only(path: str) -> sqlite3.Connection:
             return _try_read_only(path)
         except sqlite3.OperationalError:
             if os.path.exists(path) and not os.access(path, os.R_OK):
-                told = f"the catalog {path} may not be read by this user: change its permissions"
-                raise CatalogError(told) from None
+                message = f"the catalog {path} may not be read by this user: change its permissions"
+                raise CatalogError(message) from None
             raise
 
     return patiently(act, sqlite3.OperationalError, _COMING_SECONDS)

@@ -25,7 +25,7 @@ _loosened = insert(loose_documents).values(session=None)
 def tag(
     db: Connection, session: str, name: str, commit: CommitRecord, document: str, instead_of: str | None
 ) -> str | None:
-    """Point a tag at a live commit and end the session; the document that told where it pointed before, which gc may
+    """Point a tag at a live commit and end the session; the document of where it pointed before, which gc may
     take.
     """
     if not db.execute(_reserved, {"reserved": document, "by": session}).rowcount:
@@ -41,9 +41,9 @@ def tag(
     return older
 
 
-def enter_tags(db: Connection, told: Sequence[TagRecord]) -> None:
+def enter_tags(db: Connection, records: Sequence[TagRecord]) -> None:
     """Point tags at live commits, whose documents are in storage already."""
-    for record in told:
+    for record in records:
         found = db.execute(_live, {"commit": record.commit}).one()
         db.execute(_unnamed, {"of_run": found.run, "called": record.name})
         row = {"run": found.run, "name": record.name, "commit": found.key, "document": record.document}

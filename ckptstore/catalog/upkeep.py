@@ -1,4 +1,4 @@
-"""What verification, repair, rebuilds and the sweep of orphans ask and tell the catalog."""
+"""What verification, repair, rebuilds and the sweep of orphans ask the catalog, and record in it."""
 
 from __future__ import annotations
 

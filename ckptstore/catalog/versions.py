@@ -52,9 +52,9 @@ def _create(db: Connection, url: str) -> str:
     return HEAD
 
 
-def missing(told: str) -> CatalogNotFound:
+def missing(problem: str) -> CatalogNotFound:
     """The error for a catalog that is not there."""
-    return CatalogNotFound(f"{told}: ckptstore init makes one, ckptstore rebuild where the store holds commits")
+    return CatalogNotFound(f"{problem}: ckptstore init makes one, ckptstore rebuild where the store holds commits")
 
 
 def check_version(version: str | None, url: str) -> None:

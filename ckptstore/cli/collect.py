@@ -1,4 +1,4 @@
-"""The command gc: shows the plan, and does it only when told."""
+"""The command gc: shows the plan, and does it only with --yes."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ def _print_plan(plan: GcPlan, commits: list[CommitRecord]) -> None:
         print_table(_PLAN, rows)
         click.echo()
     packs, documents = len(plan.condemned.packs), len(plan.condemned.documents)
-    told = f"{text.count(packs, 'pack')} and {text.count(documents, 'manifest')}"
+    objects = f"{text.count(packs, 'pack')} and {text.count(documents, 'manifest')}"
     click.echo(f"to delete: {text.count(len(plan.delete), 'commit')}, restorable for {text.age(plan.grace)}")
-    click.echo(f"to free: {told} of earlier deletions and failed commits, {text.size(plan.freed_bytes)}")
+    click.echo(f"to free: {objects} of earlier deletions and failed commits, {text.size(plan.freed_bytes)}")
     if plan.rewrite:
         click.echo(f"to rewrite: {text.count(len(plan.rewrite), 'pack')}, mostly waste")
     swept = len(plan.orphans.packs) + len(plan.orphans.documents)

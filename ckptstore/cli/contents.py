@@ -107,15 +107,15 @@ def diff(place: Place, *, old: str, new: str, values: bool, summary: bool, as_js
     counts = ", ".join(f"{len(found.of(kind)):,} {kind}" for kind in _MARKS)
     click.echo(f"{counts}, {found.unchanged:,} unchanged")
     if found.restructured or found.retied:
-        told = text.count(len(found.restructured), "container"), text.count(len(found.retied), "leaf", "leaves")
-        click.echo(f"{told[0]} built and {told[1]} tied otherwise")
+        differing = text.count(len(found.restructured), "container"), text.count(len(found.retied), "leaf", "leaves")
+        click.echo(f"{differing[0]} built and {differing[1]} tied otherwise")
     click.echo(f"{text.size(found.changed_bytes)} of {text.size(found.new_bytes)} changed")
 
 
 def _diff_row(change: Change) -> list[str]:
     numbers = change.numbers
-    told = [numbers.max_abs, numbers.mean_abs, numbers.relative_l2] if numbers else []
-    figures = [f"{number:.2e}" for number in told] + ([f"{numbers.cosine:.6f}"] if numbers else [])
+    differences = [numbers.max_abs, numbers.mean_abs, numbers.relative_l2] if numbers else []
+    figures = [f"{number:.2e}" for number in differences] + ([f"{numbers.cosine:.6f}"] if numbers else [])
     return [_MARKS[change.kind], text.clean(change.path), _changed(change), _how(change), *(figures or [""] * 4)]
 
 

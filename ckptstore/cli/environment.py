@@ -1,4 +1,4 @@
-"""What the environment tells of a store's place where no option does, and for which places that can be meant."""
+"""What the environment says of a store's place where no option does, and for which places that can be meant."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def storage_options_for(url: str) -> dict[str, Any] | None:
 
 
 def json_object(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
-    """An option's text as what it is in JSON. The text is never told: there may be secrets in it."""
+    """An option's text as what it is in JSON. The text is never shown: there may be secrets in it."""
     if text is None:
         return None
     found = _parsed(text)

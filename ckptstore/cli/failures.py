@@ -20,8 +20,8 @@ class Failure(click.ClickException):
     exit_code = FAILED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        told = "\n".join(map(clean, self.message.split("\n")))  # it may quote what a store holds
-        click.echo(f"{click.style('error:', fg='red')} {told}", file=file, err=True, color=self.show_color)
+        message = "\n".join(map(clean, self.message.split("\n")))  # it may quote what a store holds
+        click.echo(f"{click.style('error:', fg='red')} {message}", file=file, err=True, color=self.show_color)
 
 
 class Interrupted(Failure):
@@ -43,8 +43,8 @@ class GuardedGroup(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            raise Failure(_told(error)) from error
+            raise Failure(_message(error)) from error
 
 
-def _told(error: OSError) -> str:
+def _message(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)

@@ -21,7 +21,7 @@ _INSIDE = {
     ".snapshot_metadata": "torchsnapshot",
     "model.safetensors": "safetensors",
     "model.safetensors.index.json": "safetensors",
-    "__0.metadata": "dcp",  # whose import tells what is wrong
+    "__0.metadata": "dcp",  # whose import says what is wrong
 }
 _MODULES = {
     "safetensors": "safetensors",

@@ -1,4 +1,4 @@
-"""The command repair: shows the plan, and does it only when told."""
+"""The command repair: shows the plan, and does it only with --yes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a store is, and the run that was asked for, if one was; `catalog_told` if the environment named it."""
+    """Where a store is, and the run that was asked for, if one was; `catalog_from_env` if the environment named it."""
 
     url: str
     catalog: str | None
@@ -33,14 +33,14 @@ class Place:
     key_file: str | None
     storage_options: Mapping[str, Any] | None = field(repr=False)
     read_only: bool = False
-    catalog_told: bool = False
+    catalog_from_env: bool = False
 
     def completed(self) -> Place:
-        """With what the environment tells and no option did."""
+        """With what the environment gives and no option did."""
         catalog = catalog_for(self.url) if self.catalog is None else self.catalog
         options = storage_options_for(self.url) if self.storage_options is None else self.storage_options
-        told = catalog is not None and self.catalog is None
-        return replace(self, catalog=catalog, storage_options=options, catalog_told=told)
+        from_env = catalog is not None and self.catalog is None
+        return replace(self, catalog=catalog, storage_options=options, catalog_from_env=from_env)
 
     def beside(
         self,
@@ -56,7 +56,7 @@ class Place:
         if is_folder(url) or not is_folder(self.url):
             return other
         known = other.completed()
-        return replace(known, catalog=catalog, catalog_told=False) if self.catalog_told else known
+        return replace(known, catalog=catalog, catalog_from_env=False) if self.catalog_from_env else known
 
     @contextmanager
     def blaming(self) -> Iterator[None]:
@@ -64,7 +64,7 @@ class Place:
         try:
             yield
         except CatalogError as error:
-            if self.catalog_told:
+            if self.catalog_from_env:
                 raise type(error)(f"{error} ({CATALOG} names that catalog: unset it, or give --catalog)") from error
             raise
 

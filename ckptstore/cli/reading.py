@@ -66,15 +66,15 @@ def read(place: Place, *, step: str, path: str, index: Any, as_json: bool) -> No
     with place.open(step) as store:
         view = store.manifest(step)
         leaves = _leaves(view, path, index)
-        tell: Callable[[Entry, Array | str], Any] = _json if as_json else _text
-        told = {name: tell(entry, _found(store, view, name, index)) for name, entry in leaves.items()}
+        render: Callable[[Entry, Array | str], Any] = _json if as_json else _text
+        rendered = {name: render(entry, _found(store, view, name, index)) for name, entry in leaves.items()}
     container = view.manifest.containers.get(path)
     if as_json:
-        print_json({"path": path, **(told[path] if path in view else _several_json(container, told))})
+        print_json({"path": path, **(rendered[path] if path in view else _several_json(container, rendered))})
     elif path in view:
-        click.echo(told[path])
-    elif told or container is None:
-        click.echo("\n".join(f"{text.clean(name)}: {leaf}" for name, leaf in told.items()))
+        click.echo(rendered[path])
+    elif rendered or container is None:
+        click.echo("\n".join(f"{text.clean(name)}: {leaf}" for name, leaf in rendered.items()))
     else:
         click.echo(f"{path!r} is an empty {container.kind}", err=True)
 

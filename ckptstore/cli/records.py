@@ -57,10 +57,10 @@ def container_json(container: Container) -> dict[str, Any]:
 
 def nature(container: Container, other: Container | None) -> str:
     """`list`, `namedtuple train:Point`, or `deque maxlen=3`; of its keys nothing, nor what the other has alike."""
-    told = [container.kind, container.type]
+    parts = [container.kind, container.type]
     alike = other.attributes.items() if other is not None and other.kind == container.kind else ()
-    told += [f"{name}={shown(value)}" for name, value in container.attributes.items() if (name, value) not in alike]
-    return text.clean(" ".join(filter(None, told)))
+    parts += [f"{name}={shown(value)}" for name, value in container.attributes.items() if (name, value) not in alike]
+    return text.clean(" ".join(filter(None, parts)))
 
 
 def dtype(entry: Entry) -> str:

@@ -59,7 +59,7 @@ def init(place: Place, *, digest: str | None, chunk_bytes: int | None, encrypt: 
         print_json({"url": url})
     else:
         click.echo(
-            f"made a store at {url}" + (f", with the catalog that {CATALOG} names" if place.catalog_told else "")
+            f"made a store at {url}" + (f", with the catalog that {CATALOG} names" if place.catalog_from_env else "")
         )
 
 
@@ -137,10 +137,10 @@ def verify(
         context.exit(FAILED)
 
 
-def _subset(told: str | None) -> tuple[int, int] | None:
-    if told is None:
+def _subset(given: str | None) -> tuple[int, int] | None:
+    if given is None:
         return None
-    part, _, parts = told.partition("/")
+    part, _, parts = given.partition("/")
     numbers = part.isdecimal() and parts.isdecimal() and max(len(part), len(parts)) <= text.MOST_DIGITS
     if not numbers or not 1 <= int(part) <= int(parts):
         raise click.BadParameter("give K/N, for the K-th of N parts, as 3/20", param_hint="--subset")

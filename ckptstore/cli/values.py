@@ -1,4 +1,4 @@
-"""Encoded plain values as Python would write them, told from their encoded form alone: torch is not needed."""
+"""Encoded plain values as Python would write them, from their encoded form alone: torch is not needed."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _pairs(flat: list[Value]) -> str:
     return ", ".join(f"{_shown(key)}: {_shown(value)}" for key, value in zip(flat[::2], flat[1::2], strict=True))
 
 
-def _moment(told: list[Any]) -> str:
-    text, _, zone = told
+def _moment(inner: list[Any]) -> str:
+    text, _, zone = inner
     return text if zone is None else f"{text} {_zone(*zone['dict'])}"
 
 
@@ -63,13 +63,13 @@ def _zone(kind: str, inner: Any) -> str:
     return str(inner) if kind == "zoneinfo" else str(timezone(timedelta(*inner[0]["timedelta"])))
 
 
-def _enum(told: list[Any]) -> str:
-    name, member = told[0].rpartition(":")[2], told[1]
+def _enum(inner: list[Any]) -> str:
+    name, member = inner[0].rpartition(":")[2], inner[1]
     return f"{name}.{member}" if isinstance(member, str) else f"{name}({_shown(member)})"
 
 
-def _numpy_scalar(told: list[Any]) -> str:
-    dtype, data = told
+def _numpy_scalar(inner: list[Any]) -> str:
+    dtype, data = inner
     if dtype[:1] in "[{":
         return f"numpy.void({_bytes(data)})"
     import numpy as np

@@ -15,14 +15,14 @@ from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry, entry_bytes
-from ckptstore.integrations.dcp_metadata import Keys, SavedBytes, SavedTensor, read_metadata
+from ckptstore.integrations.dcp_metadata import SavedBytes, SavedTensor, read_metadata
 from ckptstore.integrations.dcp_safetensors import PackedTensors
 from ckptstore.integrations.dcp_saving import Tensors, save_with
 from ckptstore.integrations.local_paths import local_path
 from ckptstore.integrations.mapped import CheckpointFiles, MappedTensor, Place, gathered
 from ckptstore.integrations.named import built_at, entries_at
 from ckptstore.integrations.new_files import new_folder
-from ckptstore.integrations.trees import tree
+from ckptstore.integrations.trees import KeyPath, tree
 from ckptstore.operations.address import Ref
 from ckptstore.operations.load import load_arrays, load_values
 from ckptstore.operations.view import ManifestView
@@ -149,7 +149,7 @@ def _read(folder: Path, *, allow_pickle: bool) -> dict[str, Any]:
     files = CheckpointFiles(folder, allow_pickle=allow_pickle)
     packed = PackedTensors(files)
 
-    def leaf(keys: Keys) -> Any:
+    def leaf(keys: KeyPath) -> Any:
         name = ".".join(map(str, keys))
         if keys in saved.tensors:
             return _tensor(files, packed, saved.tensors[keys], folder, name)

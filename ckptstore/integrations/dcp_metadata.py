@@ -11,15 +11,14 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import torch
 
 from ckptstore.errors import FormatError
-
-Keys = tuple[str | int, ...]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+from ckptstore.integrations.mapped import NonNegative
+from ckptstore.integrations.trees import KeyPath
 
 _FILE = ".metadata"
 _FIRST_RANKS_FILE = "__0.metadata"
@@ -42,16 +41,16 @@ class SavedBytes(msgspec.Struct, frozen=True):
     """Where an item lies; `length` bytes of a file beside `.metadata`."""
 
     relative_path: str
-    offset: Count
-    length: Count
+    offset: NonNegative
+    length: NonNegative
     transform_descriptors: list[str] | None = None
 
 
 class SavedPiece(msgspec.Struct, frozen=True):
     """A box of a tensor."""
 
-    offsets: tuple[Count, ...]
-    sizes: tuple[Count, ...]
+    offsets: tuple[NonNegative, ...]
+    sizes: tuple[NonNegative, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,13 @@ class SavedTensor:
 class SavedState:
     """Every leaf, by the keys on the way to it: tensors, and values that `torch.save` wrote."""
 
-    tensors: dict[Keys, SavedTensor]
-    values: dict[Keys, SavedBytes]
-    order: list[Keys]
+    tensors: dict[KeyPath, SavedTensor]
+    values: dict[KeyPath, SavedBytes]
+    order: list[KeyPath]
 
 
 def read_metadata(folder: Path, *, allow_pickle: bool) -> SavedState:
-    """What `.metadata` tells.
+    """What `.metadata` states.
 
     Raises:
         FormatError: it is missing, no whole metadata of DCP, or names a class that needs `allow_pickle`.
@@ -94,8 +93,8 @@ def read_metadata(folder: Path, *, allow_pickle: bool) -> SavedState:
 
 def _why_missing(folder: Path) -> str:
     if (folder / _FIRST_RANKS_FILE).exists():
-        told = f"{folder} was saved with use_collectives=False: it has {_FIRST_RANKS_FILE} and so on, no {_FILE}"
-        return f"{told}: dcp.load it on as many ranks as saved it, and save it again without use_collectives"
+        problem = f"{folder} was saved with use_collectives=False: it has {_FIRST_RANKS_FILE} and so on, no {_FILE}"
+        return f"{problem}: dcp.load it on as many ranks as saved it, and save it again without use_collectives"
     return f"{folder} has no file {_FILE}: give the folder of a finished DCP checkpoint"
 
 
@@ -145,10 +144,10 @@ def _decode(root: Any) -> SavedState:
     return found
 
 
-def _all_keys(leaves: Mapping[str, Any], told: Any) -> dict[str, Keys]:
-    """Name → keys on the way, in the order of the state; a planner that tells none made no names of several."""
-    known = told if isinstance(told, dict) else {}
-    keys = {name: msgspec.convert(way, Keys) for name, way in known.items() if isinstance(way, tuple)}
+def _all_keys(leaves: Mapping[str, Any], planner_data: Any) -> dict[str, KeyPath]:
+    """Name → keys on the way, in the order of the state; a planner that records none made no names of several."""
+    known = planner_data if isinstance(planner_data, dict) else {}
+    keys = {name: msgspec.convert(way, KeyPath) for name, way in known.items() if isinstance(way, tuple)}
     missing = keys.keys() - leaves.keys()
     if missing:
         raise FormatError(f"{min(missing)!r} is in the state, but was not written")
@@ -158,9 +157,9 @@ def _all_keys(leaves: Mapping[str, Any], told: Any) -> dict[str, Keys]:
     return keys
 
 
-def _places(told: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...] | None], SavedBytes]:
+def _places(storage_data: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...] | None], SavedBytes]:
     places = {}
-    for index, info in told.items():
+    for index, info in storage_data.items():
         offset = index.state.get("offset")
         place = msgspec.convert(info.state, SavedBytes)
         if place.transform_descriptors:
@@ -176,10 +175,10 @@ def _place(places: Mapping[Any, SavedBytes], name: str, offset: tuple[int, ...] 
     return places[name, offset]
 
 
-def _tensor(name: str, told: Mapping[str, Any], places: Mapping[Any, SavedBytes]) -> SavedTensor:
-    dtype, _, requires_grad, *_ = told["properties"].state
+def _tensor(name: str, saved: Mapping[str, Any], places: Mapping[Any, SavedBytes]) -> SavedTensor:
+    dtype, _, requires_grad, *_ = saved["properties"].state
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"{name!r} has no dtype")
-    boxes = dict.fromkeys(msgspec.convert(chunk.state, SavedPiece) for chunk in told["chunks"])
+    boxes = dict.fromkeys(msgspec.convert(chunk.state, SavedPiece) for chunk in saved["chunks"])
     pieces = [(box, _place(places, name, box.offsets)) for box in boxes]
-    return SavedTensor(dtype, msgspec.convert(told["size"], tuple[Count, ...]), requires_grad is True, pieces)
+    return SavedTensor(dtype, msgspec.convert(saved["size"], tuple[NonNegative, ...]), requires_grad is True, pieces)

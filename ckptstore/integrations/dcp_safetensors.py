@@ -11,8 +11,8 @@ import msgspec
 
 from ckptstore.errors import FormatError
 from ckptstore.format.grid import Index
-from ckptstore.integrations.dcp_metadata import Count, SavedBytes
-from ckptstore.integrations.mapped import CheckpointFiles, MappedTensor
+from ckptstore.integrations.dcp_metadata import SavedBytes
+from ckptstore.integrations.mapped import CheckpointFiles, MappedTensor, NonNegative
 from ckptstore.integrations.safetensors_files import MOST_HEADER, SHARDING, torch_form
 
 _MOST_KEPT = 64
@@ -20,12 +20,12 @@ _MOST_KEPT = 64
 
 class _Held(msgspec.Struct, frozen=True):
     dtype: str
-    shape: tuple[Count, ...]
-    data_offsets: tuple[Count, Count]
+    shape: tuple[NonNegative, ...]
+    data_offsets: tuple[NonNegative, NonNegative]
 
 
 class _Part(msgspec.Struct, frozen=True):
-    saved_offsets: tuple[Count, ...]
+    saved_offsets: tuple[NonNegative, ...]
 
 
 class PackedTensors:
@@ -46,12 +46,14 @@ class PackedTensors:
             notes = msgspec.json.decode(header["__metadata__"], type=dict[str, str])
             part = msgspec.json.decode(notes[SHARDING], type=dict[str, _Part])[name]
         except (msgspec.MsgspecError, KeyError) as error:
-            raise FormatError(f"{place.told} are safetensors without it, or not as DCP writes them: {error}") from error
+            raise FormatError(
+                f"{place.label} are safetensors without it, or not as DCP writes them: {error}"
+            ) from error
         if part.saved_offsets != offsets:
-            told = f"has the part at {list(part.saved_offsets)} and not that at {list(offsets)}"
-            raise FormatError(f"{place.told} {told}, as DCP wrote one alone: save it anew, without SAFETENSORS")
+            problem = f"has the part at {list(part.saved_offsets)} and not that at {list(offsets)}"
+            raise FormatError(f"{place.label} {problem}, as DCP wrote one alone: save it anew, without SAFETENSORS")
         start, stop = held.data_offsets
-        dtype, shape = torch_form(name, held.dtype, held.shape, place.told)
+        dtype, shape = torch_form(name, held.dtype, held.shape, place.label)
         place = self._files.place(name, saved.relative_path, end + start, stop - start)
         return self._files.plain_tensor(place, dtype, shape)
 

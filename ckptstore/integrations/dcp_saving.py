@@ -58,8 +58,8 @@ class Tensors:
         return self._held[self._paths[id(found)]] if id(found) in self._paths else found
 
 
-def save_with(tensors: Tensors, state: dict[str, Any], folder: Path, told: str) -> None:
-    """Save a state with forms of `tensors`. Raises StateError for what DCP refuses, StorageError, both with `told`."""
+def save_with(tensors: Tensors, state: dict[str, Any], folder: Path, target: str) -> None:
+    """Save a state with forms of `tensors`. Raises StateError for what DCP refuses, or StorageError, with `target`."""
     handled = sys.exception()
     try:
         with warnings.catch_warnings():
@@ -73,7 +73,7 @@ def save_with(tensors: Tensors, state: dict[str, Any], folder: Path, told: str) 
         if isinstance(ended, KeyboardInterrupt):
             raise ended from None
         kind = StateError if ended is None else StorageError
-        raise kind(f"cannot write {told} with DCP: {ended or cause}") from error
+        raise kind(f"cannot write {target} with DCP: {ended or cause}") from error
 
 
 def _ended_by(error: BaseException | None, handled: BaseException | None) -> BaseException | None:

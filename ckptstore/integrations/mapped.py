@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Annotated, Any, cast
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,18 +26,20 @@ from ckptstore.state.addresses import is_backed
 from ckptstore.state.arrays import Array, as_tracked
 from ckptstore.state.pieces import PiecedTensor, TensorPiece
 
+NonNegative = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
 _MOST_MAPPED = 64
-_MOST_TOLD = 9
+_MOST_SHOWN = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bytes of a file; `told` names them in errors."""
+    """Bytes of a file; `label` names them in errors."""
 
     file: Path
     start: int
     size: int
-    told: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +81,33 @@ class CheckpointFiles:
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
-            told = f"a file of {len(str(file)):,} characters for {leaf!r}, which no file system holds"
-            raise FormatError(f"{self._folder} names {told}: do not trust it") from None
+            description = f"a file of {len(str(file)):,} characters for {leaf!r}, which no file system holds"
+            raise FormatError(f"{self._folder} names {description}: do not trust it") from None
 
     def value(self, place: Place) -> Any:
         """What `torch.save` wrote there. Raises FormatError."""
         with place.file.open("rb") as opened:
-            return load_saved(_window(opened, place), place.told, allow_pickle=self._allow_pickle)
+            return load_saved(_window(opened, place), place.label, allow_pickle=self._allow_pickle)
 
     def saved_tensor(self, place: Place) -> MappedTensor:
         """The dense tensor that `torch.save` wrote there. Raises FormatError."""
         with place.file.open("rb") as opened:
-            found = load_saved(_window(opened, place), place.told, device="meta")
+            found = load_saved(_window(opened, place), place.label, device="meta")
         if not isinstance(found, Tensor) or found.layout is not torch.strided:
-            raise FormatError(f"{place.told} is no dense tensor")
+            raise FormatError(f"{place.label} is no dense tensor")
         form, storage = found.detach(), found.untyped_storage()
         if form.is_conj() or form.is_neg():
             return MappedTensor(torch.empty_like(form.resolve_conj()), partial(self.value, place))
         at = storage._checkpoint_offset  # noqa: SLF001 - named in torch's notes on serialization
         if at is None or at + storage.nbytes() > place.size or not is_backed(form):
-            raise FormatError(f"{place.told} is no whole file of torch.save")
+            raise FormatError(f"{place.label} is no whole file of torch.save")
         return MappedTensor(form, partial(self._view, place.file, place.start + at, form))
 
     def plain_tensor(self, place: Place, dtype: torch.dtype, shape: tuple[int, ...]) -> MappedTensor:
         """The row-major tensor whose bytes these are. Raises FormatError when they are not as many."""
         if prod(shape) * dtype.itemsize != place.size:
-            raise FormatError(f"{place.told} has {place.size:,} bytes, which are no {dtype} of shape {list(shape)}")
-        _require_storable(place.told, dtype, shape)
+            raise FormatError(f"{place.label} has {place.size:,} bytes, which are no {dtype} of shape {list(shape)}")
+        _require_storable(place.label, dtype, shape)
         form = torch.empty(shape, dtype=dtype, device="meta")
         return MappedTensor(form, partial(self._view, place.file, place.start, form))
 
@@ -116,32 +119,32 @@ class CheckpointFiles:
 
 
 def gathered(
-    told: str,
+    leaf: str,
     dtype: torch.dtype,
     shape: Index,
     pieces: Sequence[tuple[Index, Index, MappedTensor]],
     *,
     requires_grad: bool = False,
 ) -> PiecedTensor:
-    """A tensor of pieces, each with its offsets and sizes. Raises FormatError, with `told`, when they do not fit it."""
+    """A tensor of pieces, each with its offsets and sizes. Raises FormatError, with `leaf`, when they do not fit it."""
     for _, sizes, mapped in pieces:
         form = mapped.form
         if (tuple(form.shape), form.dtype) != (sizes, dtype):
-            raise FormatError(f"{told}: {form.dtype} of {list(form.shape)} is where {dtype} of {list(sizes)} should be")
-    _require_storable(told, dtype, shape)
+            raise FormatError(f"{leaf}: {form.dtype} of {list(form.shape)} is where {dtype} of {list(sizes)} should be")
+    _require_storable(leaf, dtype, shape)
     whole = len(pieces) == 1 and pieces[0][1] == shape
     try:
         form = pieces[0][2].form if whole else torch.empty(shape, dtype=dtype, device="meta")
         tracked = as_tracked(form, parameter=False, requires_grad=requires_grad)
         return PiecedTensor(tracked, [_piece(offsets, sizes, mapped) for offsets, sizes, mapped in pieces])
     except (InvalidArgument, RuntimeError) as error:
-        raise FormatError(f"{told}: {error}") from error
+        raise FormatError(f"{leaf}: {error}") from error
 
 
-def _require_storable(told: str, dtype: torch.dtype, shape: Index) -> None:
+def _require_storable(label: str, dtype: torch.dtype, shape: Index) -> None:
     if not is_storable(dtype.itemsize, shape):
-        form = f"{len(shape):,} dims" if len(shape) > _MOST_TOLD else f"shape {list(shape)}"
-        raise FormatError(f"{told}: numpy has no {dtype} of {form}")
+        form = f"{len(shape):,} dims" if len(shape) > _MOST_SHOWN else f"shape {list(shape)}"
+        raise FormatError(f"{label}: numpy has no {dtype} of {form}")
 
 
 def _piece(offsets: Index, sizes: Index, mapped: MappedTensor) -> TensorPiece:

@@ -33,8 +33,8 @@ def entries_at(view: ManifestView, name: str | None, paths: str | Sequence[str] 
     found = {path: entry for path, entry in entries.items() if path.split("/", 1)[0] == segment(name)}
     own = [path for path in entries if is_own(path) and path.split("/")[1] == segment(name)]
     if globs is None and own:
-        told = f"{view.name}: ranks had {own[0]} and others each for itself, which {name!r} is without"
-        raise InvalidArgument(f"{told}: export all of it, choose with paths=, or commit with replicated=")
+        problem = f"{view.name}: ranks had {own[0]} and others each for itself, which {name!r} is without"
+        raise InvalidArgument(f"{problem}: export all of it, choose with paths=, or commit with replicated=")
     if globs is not None and not found:
         raise PathNotFound(f"{view.name}: nothing at the name {name!r} is selected by {', '.join(globs)}")
     return found

@@ -31,7 +31,7 @@ from ckptstore.store import Store
 
 _HOLDABLE = frozenset(DTYPES.values())
 _PACKED = frozenset(DTYPES[code] for code in PACKED)
-_MOST_TOLD = 10
+_MOST_LISTED = 10
 _METADATA = "__metadata__"
 
 
@@ -160,11 +160,11 @@ def _check_holdable(view: ManifestView, entries: Mapping[str, Entry], names: Map
         if (reason := _reason(path, names[path], entry, composite))
     ]
     if refused:
-        more = [f"  … and {len(refused) - _MOST_TOLD:,} more"] if len(refused) > _MOST_TOLD else []
-        told = "\n".join(refused[:_MOST_TOLD] + more)
+        more = [f"  … and {len(refused) - _MOST_LISTED:,} more"] if len(refused) > _MOST_LISTED else []
+        details = "\n".join(refused[:_MOST_LISTED] + more)
         raise StateError(
             f"safetensors can not hold {len(refused):,} of the leaves of {view.name}: select others with paths "
-            f"(--paths), or export to torch's format\n{told}"
+            f"(--paths), or export to torch's format\n{details}"
         )
 
 

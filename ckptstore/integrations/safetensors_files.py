@@ -23,7 +23,7 @@ FORMAT = "format"
 """What of a file's metadata names no tied tensor."""
 
 SHARDING = "DCP_SHARDING_INFO"
-"""What of it tells which parts of tensors torch.distributed.checkpoint wrote."""
+"""What of it states which parts of tensors torch.distributed.checkpoint wrote."""
 
 DTYPES = {
     "U64": "uint64",
@@ -60,7 +60,7 @@ INDEX = "model.safetensors.index.json"
 
 _NUMBERED = re.compile(r"-0*(\d+)-of-0*(\d+)\.\w+$")
 _CONSOLIDATE = "bring the files together with torch's consolidate_safetensors_files_on_every_rank, and import that"
-_MOST_TOLD = 9
+_MOST_LISTED = 9
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ def _check_whole(file: Path, notes: Mapping[str, str]) -> None:
 
 
 def _place_of(name: str) -> tuple[int, int]:
-    """Which of how many files this is, as its name tells."""
+    """Which of how many files this is, as its name says."""
     found = _NUMBERED.search(name)
     return (int(found[1]), int(found[2])) if found else (1, 1)
 
@@ -117,7 +117,7 @@ def _what_to_give(names: Sequence[str]) -> str:
         return _CONSOLIDATE
     if _place_of(held[0])[1] == 1:
         return (
-            f"give its file {held[0]}" if len(held) == 1 else f"give one of its files, {', '.join(held[:_MOST_TOLD])}"
+            f"give its file {held[0]}" if len(held) == 1 else f"give one of its files, {', '.join(held[:_MOST_LISTED])}"
         )
     if held[0].endswith(".safetensors"):
         return f"bring {INDEX} from where {held[0]} came from"
@@ -174,13 +174,13 @@ def _tensors(files: CheckpointFiles, file: Path, there: str, opened: Any) -> Ite
         at += place.size
 
 
-def torch_form(name: str, code: str, shape: Index, told: str) -> tuple[torch.dtype, Index]:
-    """A tensor's dtype and shape for torch; `told` names where it is. Raises FormatError for what torch has not."""
+def torch_form(name: str, code: str, shape: Index, source: str) -> tuple[torch.dtype, Index]:
+    """A tensor's dtype and shape for torch; `source` names where it is. Raises FormatError for what torch has not."""
     if code not in DTYPES:
-        raise FormatError(f"{told}: {name!r} has the dtype {code}, which torch has not")
+        raise FormatError(f"{source}: {name!r} has the dtype {code}, which torch has not")
     packed = PACKED.get(code, 1)
     if any(extent % packed for extent in shape[-1:]):
-        raise FormatError(f"{told}: {name!r} ends within a byte: {code} of shape {list(shape)}")
+        raise FormatError(f"{source}: {name!r} ends within a byte: {code} of shape {list(shape)}")
     return torch_dtype(name, DTYPES[code]), shape[:-1] + tuple(extent // packed for extent in shape[-1:])
 
 

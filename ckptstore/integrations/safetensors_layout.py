@@ -1,4 +1,4 @@
-"""Where the tensors lie in a file of safetensors, told by their forms alone."""
+"""Where the tensors lie in a file of safetensors, known from their forms alone."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def laid_out(entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) ->
         entry = entries[name]
         spans[name] = end, end + prod(entry.shape) * entry.itemsize
         end = spans[name][1]
-    told = {name: _told(entries[name], span) for name, span in spans.items()}
-    header = msgspec.json.encode({"__metadata__": metadata} | told)
+    tensors = {name: _header_entry(entries[name], span) for name, span in spans.items()}
+    header = msgspec.json.encode({"__metadata__": metadata} | tensors)
     header += b" " * (-len(header) % _ALIGNMENT)
     if len(header) > MOST_HEADER:
         raise StateError(
@@ -40,7 +40,7 @@ def laid_out(entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) ->
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header, {name: start + at for name, (at, _) in spans.items()}
 
 
-def _told(entry: TensorEntry, span: tuple[int, int]) -> dict[str, object]:
+def _header_entry(entry: TensorEntry, span: tuple[int, int]) -> dict[str, object]:
     code = _CODES[entry.dtype]
     shape = (*entry.shape[:-1], *(extent * PACKED.get(code, 1) for extent in entry.shape[-1:]))
     return {"dtype": code, "shape": shape, "data_offsets": span}

@@ -21,10 +21,10 @@ def file_names(paths: Iterable[str], name: str | None) -> dict[str, str]:
     above = f"{segment(name)}/"
     names = {path: ".".join(map(_plain, split(path.removeprefix(above)))) for path in paths if path.startswith(above)}
     holders: dict[str, str] = {}
-    for path, told in names.items():
-        if holders.setdefault(told, path) != path:
+    for path, file_name in names.items():
+        if holders.setdefault(file_name, path) != path:
             raise StateError(
-                f"{holders[told]} and {path} would both be named {told!r}: choose one with paths (--paths)"
+                f"{holders[file_name]} and {path} would both be named {file_name!r}: choose one with paths (--paths)"
             )
     return names
 

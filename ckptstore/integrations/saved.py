@@ -21,8 +21,8 @@ _ALLOWING = Lock()
 """What torch allows, it allows to all threads: the first to leave would take it from the others."""
 
 
-def load_saved(opened: IO[bytes], told: str, *, device: str = "cpu", allow_pickle: bool = False) -> Any:
-    """What a file of `torch.save` holds, with tensors on `device`; `told` names it in errors.
+def load_saved(opened: IO[bytes], source: str, *, device: str = "cpu", allow_pickle: bool = False) -> Any:
+    """What a file of `torch.save` holds, with tensors on `device`; `source` names it in errors.
 
     Raises FormatError for what is no such file, and for objects that need `allow_pickle`.
     """
@@ -39,13 +39,13 @@ def load_saved(opened: IO[bytes], told: str, *, device: str = "cpu", allow_pickl
         elif allow_pickle and isinstance(error, ImportError | AttributeError):
             why = f"holds objects whose classes are not found here: {error}: put their modules on PYTHONPATH"
         else:
-            why = f"is no whole file of torch.save ({type(error).__name__}){_other_import(told)}"
-        raise FormatError(f"{told} {why}") from error
+            why = f"is no whole file of torch.save ({type(error).__name__}){_other_import(source)}"
+        raise FormatError(f"{source} {why}") from error
 
 
-def _other_import(told: str) -> str:
+def _other_import(source: str) -> str:
     """What to do about a file whose name is that of another format."""
-    return ": use import_safetensors (--format safetensors)" if told.endswith(".safetensors") else ""
+    return ": use import_safetensors (--format safetensors)" if source.endswith(".safetensors") else ""
 
 
 def refused_type(error: Exception) -> str | None:

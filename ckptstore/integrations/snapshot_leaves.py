@@ -60,7 +60,7 @@ class SnapshotLeaves:
         return self._files.value(self._files.place(path, entry.location))
 
     def _sharded(self, shards: Sequence[Shard], path: str) -> PiecedTensor:
-        """A snapshot does not tell the shape; it ends where the last shards do."""
+        """A snapshot does not record the shape; it ends where the last shards do."""
         if not shards:
             raise FormatError(f"{self._folder}: {path!r} has no shards")
         stops = [tuple(map(sum, zip(shard.offsets, shard.sizes, strict=False))) for shard in shards]

@@ -6,13 +6,11 @@ import base64
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from ckptstore.errors import FormatError
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+from ckptstore.integrations.mapped import NonNegative
 
 _FILE = ".snapshot_metadata"
 
@@ -23,16 +21,16 @@ class TensorEntry(msgspec.Struct, frozen=True, tag="Tensor"):
     location: str
     serializer: str
     dtype: str
-    shape: tuple[Count, ...]
+    shape: tuple[NonNegative, ...]
     replicated: bool
-    byte_range: tuple[Count, Count] | None = None
+    byte_range: tuple[NonNegative, NonNegative] | None = None
 
 
 class Shard(msgspec.Struct, frozen=True):
     """A box of a tensor."""
 
-    offsets: tuple[Count, ...]
-    sizes: tuple[Count, ...]
+    offsets: tuple[NonNegative, ...]
+    sizes: tuple[NonNegative, ...]
     tensor: TensorEntry
 
 
@@ -40,7 +38,7 @@ class ChunkedTensorEntry(msgspec.Struct, frozen=True, tag="ChunkedTensor"):
     """A tensor that one rank wrote in pieces, or several when it is replicated."""
 
     dtype: str
-    shape: tuple[Count, ...]
+    shape: tuple[NonNegative, ...]
     chunks: list[Shard]
     replicated: bool
 
@@ -131,7 +129,7 @@ LeafEntry = TensorEntry | ChunkedTensorEntry | ShardedTensorEntry | ObjectEntry 
 
 class _Snapshot(msgspec.Struct, frozen=True):
     version: str
-    world_size: Count
+    world_size: NonNegative
     manifest: dict[str, LeafEntry | ContainerEntry]
 
 

@@ -56,7 +56,7 @@ def export_torch(
         try:
             with temporary.open("wb") as opened:
                 torch.save(state, opened)
-        except RuntimeError as error:  # torch may tell what came of that which ended the writing
+        except RuntimeError as error:  # torch may report what came of that which ended the writing
             cause = error.__context__
             if cause is None or cause is handled:  # its own error, and what the caller is dealing with
                 cause = error

@@ -82,8 +82,8 @@ def _read(folder: Path, *, allow_pickle: bool) -> list[dict[str, Any]]:
     states = [_tree(shared, everything, leaves, str(folder))]
     if roots:
         own = [_own(entries, everything, roots) for entries in ranks]
-        told = [f"{folder}: rank {rank}" for rank in range(len(ranks))]
-        states += [_tree(found, {**ranks[rank], **found}, leaves, told[rank]) for rank, found in enumerate(own)]
+        sources = [f"{folder}: rank {rank}" for rank in range(len(ranks))]
+        states += [_tree(found, {**ranks[rank], **found}, leaves, sources[rank]) for rank, found in enumerate(own)]
     return states
 
 
@@ -110,7 +110,7 @@ def _is_shared(entry: LeafEntry | ContainerEntry) -> bool:
 
 
 def _own(entries: Entries, everything: Entries, roots: frozenset[str]) -> dict[str, LeafEntry | ContainerEntry]:
-    """What a rank has for itself, and the containers on the way to it; what of it is shared is told of any rank."""
+    """What a rank has for itself, and the containers on the way to it; what of it is shared may be in any rank's."""
     own = {path: entry for path, entry in everything.items() if root_of(path, roots) in entries and _is_part(entry)}
     own |= {path: entry for path, entry in entries.items() if path not in own and is_within(path, roots)}
     above = {path[:at] for path in own for at, character in enumerate(path) if character == "/"}

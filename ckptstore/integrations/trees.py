@@ -7,6 +7,8 @@ from typing import Any
 
 from ckptstore.errors import FormatError
 
+KeyPath = tuple[str | int, ...]
+
 _MOST_NESTED = 128
 _MOST_ITEMS = 1 << 20
 
@@ -15,7 +17,7 @@ class _Node(dict[str | int, Any]):
     """An inner node on its way; a plain dict is a leaf."""
 
 
-def tree(leaves: Iterable[tuple[tuple[str | int, ...], Any]], source: str) -> dict[str, Any]:
+def tree(leaves: Iterable[tuple[KeyPath, Any]], source: str) -> dict[str, Any]:
     """The state of leaves: str are keys of dicts, ints are places in lists. An item that no leaf gives is None.
 
     Raises FormatError, naming the source, for keys that make no tree.
@@ -23,15 +25,15 @@ def tree(leaves: Iterable[tuple[tuple[str | int, ...], Any]], source: str) -> di
     root = _Node()
     for keys, leaf in leaves:
         node = root
-        told = f"{source}: {'.'.join(map(str, keys))!r}"
+        where = f"{source}: {'.'.join(map(str, keys))!r}"
         if not 0 < len(keys) <= _MOST_NESTED or type(keys[0]) is not str:
-            raise FormatError(f"{told} is at no place of a state of at most {_MOST_NESTED} levels")
+            raise FormatError(f"{where} is at no place of a state of at most {_MOST_NESTED} levels")
         for key in keys[:-1]:
             node = node.setdefault(key, _Node())
             if type(node) is not _Node:
-                raise FormatError(f"{told} is beneath another leaf")
+                raise FormatError(f"{where} is beneath another leaf")
         if keys[-1] in node:
-            raise FormatError(f"{told} is a leaf, and has others beneath it")
+            raise FormatError(f"{where} is a leaf, and has others beneath it")
         node[keys[-1]] = leaf
     return {str(key): _settled(value, source) for key, value in root.items()}
 

@@ -29,8 +29,8 @@ def catalog_url(storage: Storage, catalog: str | None) -> str:
         raise InvalidArgument(f"{storage.url} is not a local folder: give catalog= (--catalog), a database URL")
     kind = network_file_system(storage.root)
     if kind is not None:
-        told = f"{storage.root} lies on {kind}, where SQLite's locks are not safe"
-        raise CatalogLocation(f"{told}: give catalog= (--catalog), a database URL; {_DO_WITHOUT}")
+        problem = f"{storage.root} lies on {kind}, where SQLite's locks are not safe"
+        raise CatalogLocation(f"{problem}: give catalog= (--catalog), a database URL; {_DO_WITHOUT}")
     return sqlite_url(storage.root / CATALOG_FILE)
 
 
@@ -46,10 +46,10 @@ def must_do_without(storage: Storage, *, read_only: bool) -> bool:
 def check_catalog_present(address: str, storage: Storage) -> None:
     """Raises CatalogError where a new one would stand beside commits that it does not know; none is made."""
     if is_missing(address) and has_commits(storage):
-        told = f"the catalog {address} is not there, but {storage.url} "
+        problem = f"the catalog {address} is not there, but {storage.url} "
         if has_another(address, storage):
-            raise CatalogError(f"{told}has a catalog of its own, {CATALOG_FILE}: leave out catalog= (--catalog)")
-        raise CatalogError(f"{told}holds commits: {_ELSEWHERE}{_BRING_BACK}; {_DO_WITHOUT}")
+            raise CatalogError(f"{problem}has a catalog of its own, {CATALOG_FILE}: leave out catalog= (--catalog)")
+        raise CatalogError(f"{problem}holds commits: {_ELSEWHERE}{_BRING_BACK}; {_DO_WITHOUT}")
 
 
 def has_another(address: str, storage: Storage) -> bool:
@@ -83,8 +83,8 @@ def check_free(database: Database, storage: Storage) -> None:
 def check_no_commits(storage: Storage, catalog: str) -> None:
     """Raises CatalogNotFound for commits beside a catalog that knows of nothing."""
     if has_commits(storage):
-        told = f"the catalog {catalog} is empty, but {storage.url} holds commits"
-        raise CatalogNotFound(f"{told}: {_BRING_BACK}; {_DO_WITHOUT}")
+        problem = f"the catalog {catalog} is empty, but {storage.url} holds commits"
+        raise CatalogNotFound(f"{problem}: {_BRING_BACK}; {_DO_WITHOUT}")
 
 
 def _of_another(catalog: str, storage: Storage) -> CatalogError:

@@ -56,7 +56,7 @@ def open_documents(storage: Storage, config: StoreConfig, key_file: KeyFile, *, 
 def fill(
     address: str, storage: Storage, config: StoreConfig, sealer: Sealer | None, advance: Advance = ignore
 ) -> RebuildReport:
-    """Make an empty catalog tell of all that lies in storage.
+    """Record in an empty catalog all that lies in storage.
 
     It becomes the store's last of all, so that one which is not complete is not believed. Raises CatalogError when it
     is one already.
@@ -75,8 +75,8 @@ def _temporary_folder(storage: Storage) -> str:
     try:
         return tempfile.mkdtemp(prefix="ckptstore-")
     except OSError as error:
-        told = f"cannot make {error.filename or 'a temporary folder'} for reading {storage.url} without its catalog"
-        raise write_error(error)(f"{told}: {error.strerror}; {_WITH_ROOM}") from error
+        problem = f"cannot make {error.filename or 'a temporary folder'} for reading {storage.url} without its catalog"
+        raise write_error(error)(f"{problem}: {error.strerror}; {_WITH_ROOM}") from error
 
 
 def _remove_folder(folder: str, process: int) -> None:

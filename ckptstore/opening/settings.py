@@ -44,8 +44,8 @@ def read_config(storage: Storage) -> StoreConfig | None:
         return None
 
 
-def no_store(storage: Storage, told: str = "create=False") -> NotAStore:
-    advice = f"check the place, or make a store with init, in Python by opening it without {told}"
+def no_store(storage: Storage, option: str = "create=False") -> NotAStore:
+    advice = f"check the place, or make a store with init, in Python by opening it without {option}"
     return NotAStore(f"{storage.url} holds no {version.KEY}: {_nearby(storage) or _lost(storage) or advice}")
 
 
@@ -80,8 +80,8 @@ def check_digest(digest: str, storage: Storage, config: StoreConfig | None) -> N
     if config is None:
         digest_named(digest)
     elif digest != config.digest:
-        told = f"digest={digest!r}: the store {storage.url} was made with {config.digest!r}, for good"
-        raise InvalidArgument(f"{told}: leave it out, or make another store")
+        problem = f"digest={digest!r}: the store {storage.url} was made with {config.digest!r}, for good"
+        raise InvalidArgument(f"{problem}: leave it out, or make another store")
 
 
 def found_store(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: bool, key_file: KeyFile) -> StoreConfig:
@@ -106,7 +106,7 @@ def found_store(storage: Storage, digest: str, chunk_bytes: int, *, encrypt: boo
         storage.put(version.KEY, [settings])
     except StorageError as error:
         if key is not None and not _may_hold(storage, settings, error):
-            with suppress(StorageError):  # what to tell is why there is no store
+            with suppress(StorageError):  # what to report is why there is no store
                 storage.delete(key)
         if not isinstance(error, ObjectExists):
             raise

@@ -1,4 +1,4 @@
-"""The steps that Adam made from one commit to the next, as the manifests of both tell them, and what they made."""
+"""The steps that Adam made from one commit to the next, as the manifests of both record them, and what they made."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _alike(commits: Iterable[Mapping[str, Entry]], recipe: Recipe) -> bool:
 
 
 def _step(entries: Mapping[str, Entry], recipe: Recipe) -> Step | None:
-    """What a commit tells of the last step, or None when it does not tell all."""
+    """What a commit records of the last step, or None when it does not record all."""
     try:
         lr, eps, decay, betas, decoupled = (entries[f"{recipe.group}/{name}"] for name in _HYPERPARAMETERS)
         weight = entries[recipe.weight]

@@ -44,13 +44,13 @@ def _single(ref: object) -> object:
 def _still_live(catalog: Catalog, commit: CommitRecord) -> CommitRecord:
     found = catalog.by_id(commit.id)
     if found is None or found.deleted is not None:
-        told = f"the commit {commit.id} of step {commit.step} of run {commit.run!r} was deleted"
-        raise StepNotFound(f"{told}: name another, or take it back with restore while gc's grace lasts")
+        problem = f"the commit {commit.id} of step {commit.step} of run {commit.run!r} was deleted"
+        raise StepNotFound(f"{problem}: name another, or take it back with restore while gc's grace lasts")
     return found
 
 
 def _step_of(digits: str) -> int:
-    """A step told in digits, of which Python converts only so many."""
+    """A step given in digits, of which Python converts only so many."""
     return check_step(int(digits) if len(digits) <= _MOST_NAME else MOST_STEP + 1)
 
 

@@ -20,8 +20,8 @@ class Arrivals:
         self._leaves = {path: leaf for path, (leaf, _) in leaves.items()}
         self._spans = {path: grid.spans(leaf.itemsize) for path, (leaf, grid) in leaves.items()}
         known = {path: list(map(leaf.digests().get, self._spans[path])) for path, leaf in self._leaves.items()}
-        told = [digest for digests in known.values() for digest in digests if digest is not None]
-        held = writer.rely_on(told)
+        known_digests = [digest for digests in known.values() for digest in digests if digest is not None]
+        held = writer.rely_on(known_digests)
         self._known = {path: [it if it in held else None for it in digests] for path, digests in known.items()}
         self._contents: Iterator[memoryview] = iter(())
 
@@ -35,7 +35,7 @@ class Arrivals:
         self._contents = bring_all(wanted)
 
     def of(self, path: str) -> Iterator[Arrival]:
-        """Those of a leaf. Leaves take turns in the order that `begin` was told."""
+        """Those of a leaf. Leaves take turns in the order that `begin` was given."""
         for number in self.missing(path):
             yield number, next(self._contents), not self._leaves[path].shadow.on_host
 

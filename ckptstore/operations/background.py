@@ -40,7 +40,7 @@ _OF_PARENTS: list[object] = []
 """What a forked process has of its parent's commits. Memory and events of a device may only be freed over there."""
 
 
-class _Told(NamedTuple):
+class _Status(NamedTuple):
     """Of a rank, or of any: whether a commit is in flight, and whether there is no channel to the others."""
 
     busy: bool
@@ -113,17 +113,17 @@ class Background:
         ready: list[tuple[Staged, Wish]] = []
 
         def launch(*, alone: bool) -> CommitHandle:
-            def prepare() -> _Told:
+            def prepare() -> _Status:
                 if not self._may_begin(when_busy, alone=alone):
-                    return _Told(busy=True, apart=False)
+                    return _Status(busy=True, apart=False)
                 ready.append(self._prepare(wish, just_in_time=just_in_time, drafts=ranks.is_coordinator))
-                return _Told(busy=False, apart=key is not None and not self._channels.has(key))
+                return _Status(busy=False, apart=key is not None and not self._channels.has(key))
 
             try:
-                told = ranks.agree(prepare, _told_by_any)
-                if told.busy:
+                status = ranks.agree(prepare, _status_of_any)
+                if status.busy:
                     raise CommitInFlight(_BUSY)
-                if told.apart:
+                if status.apart:
                     self._channels.make(group)
                 return self._start(*ready[0], key)
             finally:
@@ -192,7 +192,7 @@ class Background:
     def _alone(self, work: Callable[..., T], *, patient: bool) -> T:
         """What `work` gives while no other thread begins a commit or closes.
 
-        It is told when it is not alone: another thread does, and this one is not patient, or this one does already.
+        It gets `alone=False` where it is not: another thread does, and this one is not patient, or this one does so.
         Nothing is called before it is known who has the lock: so no signal's handler comes between.
         """
         if self._is_within() or (not patient and self._preparing is not None):
@@ -270,5 +270,5 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _told_by_any(told: list[_Told]) -> list[_Told]:
-    return [_Told(any(one.busy for one in told), any(one.apart for one in told))] * len(told)
+def _status_of_any(statuses: list[_Status]) -> list[_Status]:
+    return [_Status(any(one.busy for one in statuses), any(one.apart for one in statuses))] * len(statuses)

@@ -20,7 +20,7 @@ from ckptstore.operations.problem import DAMAGE, Problem
 
 def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
     """The catalog's own: adds the digests of the commit's chunks to `wanted`."""
-    here = commit.told
+    here = commit.label
     try:
         written = chunks.decode_document(chunks.catalog.manifest(commit.id), commit.document)
         check_consistent(written.manifest, chunks.digest.size, f"the manifest of {here}")
@@ -36,11 +36,11 @@ def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -
 
 def check_length(chunks: ChunkStore, commit: CommitRecord, size: int | None) -> Iterator[Problem]:
     """Of the one in storage, which has `size` bytes, or is missing."""
-    here = commit.told
+    here = commit.label
     if size is None:
         yield Problem(commit.document, "is missing", affected=(here,))
         return
-    with suppress(StepNotFound):  # which the check of the record tells
+    with suppress(StepNotFound):  # which the check of the record reports
         expected = len(chunks.catalog.manifest(commit.id))
         if size != expected:
             yield Problem(commit.document, f"has {size} bytes in place of {expected}", affected=(here,))
@@ -48,7 +48,7 @@ def check_length(chunks: ChunkStore, commit: CommitRecord, size: int | None) -> 
 
 def check_stored(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
     """The one in storage, beside the catalog's: where it is another, adds the digests of its chunks to `wanted`."""
-    here = commit.told
+    here = commit.label
     try:
         stored = chunks.storage.get(commit.document)
         if stored != chunks.catalog.manifest(commit.id):

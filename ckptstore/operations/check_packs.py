@@ -36,12 +36,12 @@ def check_footer(chunks: ChunkStore, pack: PackRecord, info: ObjectInfo) -> Iter
     """Its length, and what it says of itself."""
     yield from check_size(chunks, pack, info)
     try:
-        told = {chunk.digest: chunk for chunk in read_pack(chunks.storage, info).chunks}
+        footer = {chunk.digest: chunk for chunk in read_pack(chunks.storage, info).chunks}
     except DAMAGE as error:
         yield Problem(info.key, str(error))
         return
     for location in chunks.catalog.pack_chunks(pack.name):
-        if told.get(location.digest) != location:
+        if footer.get(location.digest) != location:
             detail = f"its footer does not have the chunk {location.digest.hex()} where the catalog says"
             yield Problem(info.key, detail, location.digest)
 
@@ -72,12 +72,12 @@ def _check_chunks(chunks: ChunkStore, key: str, data: memoryview, found: Sequenc
         sizes = [below[base].raw_length for base in location.bases if base in below]
         if any(size != location.raw_length for size in sizes):
             yield Problem(key, f"the chunk at {location.offset} rests on one of another size", location.digest)
-        elif len(sizes) == len(location.bases):  # otherwise it is told of what is not found
+        elif len(sizes) == len(location.bases):  # otherwise what is not found is reported
             fitting.append(location)
     for some in groups(fitting, _beneath, _BATCH_BYTES, _BATCH_CHUNKS):
         bases = dict(_readable(chunks, sorted({base for location in some for base in location.bases})))
         for location in some:
-            if bases.keys() >= set(location.bases):  # otherwise it is told of the pack where that lies
+            if bases.keys() >= set(location.bases):  # otherwise the pack where that lies is reported
                 yield from _check_chunk(chunks, key, data, location, [bases[base] for base in location.bases])
 
 

@@ -24,8 +24,8 @@ def unknown_tags(chunks: ChunkStore) -> Iterator[tuple[str, str]]:
     Of a newer catalog than this one, which has their commits; or damaged, so that what they tag is not protected.
     """
     unknown = chunks.catalog.unknown(Objects(sorted(tag_keys(chunks)))).documents
-    told, useless = read_tags(chunks, unknown)
-    for key, one in told.items():
+    documents, useless = read_tags(chunks, unknown)
+    for key, one in documents.items():
         commit = chunks.catalog.by_id(one.commit)
         if commit is not None and commit.run == one.run:
             yield key, _UNKNOWN
@@ -35,10 +35,10 @@ def unknown_tags(chunks: ChunkStore) -> Iterator[tuple[str, str]]:
 
 
 def check_missing_tags(chunks: ChunkStore) -> Iterator[Problem]:
-    """Documents of tags that are not there, as `check_tags` tells them, without reading any."""
+    """Documents of tags that are not there, as `check_tags` reports them, without reading any."""
     missing = [record for record in missing_tags(chunks) if record.document]
     for record in _still(chunks, missing):
-        yield Problem(record.document, f"{_told(record)}: its document is not there; run repair")
+        yield Problem(record.document, f"{_description(record)}: its document is not there; run repair")
 
 
 def check_tags(chunks: ChunkStore) -> Iterator[Problem]:
@@ -50,7 +50,7 @@ def check_tags(chunks: ChunkStore) -> Iterator[Problem]:
 
 
 def damaged_tags(chunks: ChunkStore, records: Sequence[TagRecord]) -> list[TagRecord]:
-    """Those of the tags of which `check_tags` would tell."""
+    """Those of the tags that `check_tags` would report."""
     return [record for record, _ in _damaged(chunks, records)]
 
 
@@ -62,19 +62,19 @@ def _is_damaged(chunks: ChunkStore, key: str) -> bool:
 
 
 def _damaged(chunks: ChunkStore, records: Sequence[TagRecord]) -> Iterator[tuple[TagRecord, str]]:
-    told, damaged = read_tags(chunks, [record.document for record in records])
+    documents, damaged = read_tags(chunks, [record.document for record in records])
     reasons = dict(damaged)
     for record in _still(chunks, records):
-        found = told.get(record.document)
+        found = documents.get(record.document)
         if found is None:
-            yield record, f"{_told(record)}: {reasons[record.document]}; run repair"
+            yield record, f"{_description(record)}: {reasons[record.document]}; run repair"
         elif (found.run, found.name, found.commit) != (record.run, record.name, record.commit):
-            yield record, f"tells of something else than {_told(record)}; run repair"
+            yield record, f"tells of something else than {_description(record)}; run repair"
 
 
 def _still(chunks: ChunkStore, records: Sequence[TagRecord]) -> Iterator[TagRecord]:
     return filter(set(chunks.catalog.tags()).__contains__, records)
 
 
-def _told(record: TagRecord) -> str:
+def _description(record: TagRecord) -> str:
     return f"the tag {record.name!r} of {record.run}@{record.step}"

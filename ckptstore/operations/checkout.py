@@ -67,5 +67,5 @@ def _whole_entries(
 
 
 def _warn(commit: str, lost: Sequence[str]) -> None:
-    told = f"{len(lost)} leaf is damaged" if len(lost) == 1 else f"{len(lost)} leaves are damaged"
-    warnings.warn(f"{commit}: {told} and left out: {', '.join(lost)}; run repair", stacklevel=4)
+    damage = f"{len(lost)} leaf is damaged" if len(lost) == 1 else f"{len(lost)} leaves are damaged"
+    warnings.warn(f"{commit}: {damage} and left out: {', '.join(lost)}; run repair", stacklevel=4)

@@ -1,6 +1,6 @@
 """Which commits two stores both have, and what the second one calls the chunks of the first.
 
-Where both make digests alike, these tell. Where they do not, a commit that was pushed names the one it is a copy of;
+Where both make digests alike, these decide. Where they do not, a commit that was pushed names the one it is a copy of;
 and as the leaves of both have their chunks in the same places, both digests of each chunk are known.
 """
 
@@ -47,7 +47,7 @@ class CommitCopies:
         return {digest: self._names[digest] for digest in digests if digest in self._names}
 
     def learn(self, commit: CommitRecord, there: CommitRecord) -> None:
-        """What a commit and its copy tell."""
+        """The names of chunks that a commit and its copy give."""
         if self._alike:
             return
         ours = any_document(self._source, commit).manifest.entries
@@ -58,7 +58,7 @@ class CommitCopies:
 
 
 def origin(chunks: ChunkStore, commit: CommitRecord) -> str | None:
-    """The id under which a commit was made, in whatever store; None for one that is damaged, as verify tells."""
+    """The id under which a commit was made, in whatever store; None for one that is damaged, as verify reports."""
     try:
         written = any_document(chunks, commit)
     except DAMAGE:

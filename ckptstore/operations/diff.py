@@ -87,11 +87,11 @@ class Diff:
 
     def __repr__(self) -> str:
         counts = Counter(change.kind for change in self.changes)
-        told = ", ".join(f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed", "moved"))
-        told += f", {len(self.restructured)} restructured" * bool(self.restructured)
-        told += f", {len(self.retied)} retied" * bool(self.retied)
+        summary = ", ".join(f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed", "moved"))
+        summary += f", {len(self.restructured)} restructured" * bool(self.restructured)
+        summary += f", {len(self.retied)} retied" * bool(self.retied)
         names = f"{self.old.address} to {self.new.address}"
-        return f"<diff of {names}: {told}, {self.unchanged} unchanged, {self.changed_bytes} bytes>"
+        return f"<diff of {names}: {summary}, {self.unchanged} unchanged, {self.changed_bytes} bytes>"
 
     def of(self, kind: str) -> tuple[Change, ...]:
         """The changes of one kind: added, removed, changed or moved."""
@@ -183,5 +183,5 @@ def _moves(removed: Mapping[str, Entry], added: Mapping[str, Entry]) -> Iterator
 
 
 def _content(entry: Entry) -> bytes:
-    """Equal for equal entries; unlike `==` it tells 1 from True and 0.0 from -0.0."""
+    """Equal for equal entries; unlike `==` it distinguishes 1 from True and 0.0 from -0.0."""
     return msgspec.msgpack.encode(entry)

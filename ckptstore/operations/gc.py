@@ -47,7 +47,7 @@ DEFAULT_MOST = 0.9
 _UNFINISHED_SECONDS = 3600.0
 """How long nobody must have written to an unfinished file; a slow disk may need minutes to flush one."""
 _SOUND: WeakKeyDictionary[Catalog, bool] = WeakKeyDictionary()
-"""Catalogs that were looked at, and whether also where they tell of chunks."""
+"""Catalogs that were looked at, and whether also where they record chunks."""
 
 _WRITTEN = (PACKS, DOCUMENTS, TAGS, KEYS, version.KEY)
 """Where writers of this store may have left something; what else lies there is somebody else's."""
@@ -212,8 +212,8 @@ def plan_gc(
     kept = kept_by(keep, commits) if keep is not None else {}
     if commits and not kept and keep != KeepLast(0):
         why = keep.doubt(commits) if keep is not None else ""
-        told = f"{keep} keeps none of the {len(commits)} commits of run {run!r}{f' ({why})' if why else ''}"
-        raise GcRefused(f"{told}: to drop all, say KeepLast(0)")
+        problem = f"{keep} keeps none of the {len(commits)} commits of run {run!r}{f' ({why})' if why else ''}"
+        raise GcRefused(f"{problem}: to drop all, say KeepLast(0)")
     kept = {commit.id: f"tagged {', '.join(commit.tags)}" for commit in commits if commit.tags} | kept
     condemned = catalog.garbage(grace)
     sizes = {pack.name: pack.size for pack in catalog.packs()}
@@ -225,7 +225,7 @@ def plan_gc(
 
 
 def check_share(plan: GcPlan, most: float) -> None:
-    """Raises GcRefused when the plan deletes more than this share of the run's commits, unless it was told to drop all.
+    """Raises GcRefused when the plan deletes more than this share of the run's commits, unless it is to drop all.
 
     A policy that was mistyped, or that meets a run for the first time, is noticed before it is executed unseen.
     """
@@ -254,7 +254,7 @@ def check_terms(keep: object, grace: object) -> None:
 def remove(storage: Storage, gone: Objects, settle: Callable[[Objects], None] = lambda _: None) -> int:
     """Delete objects, documents first, so that a rebuild never meets a document without its packs.
 
-    Returns the bytes of the packs, those included that dead writers left. `settle` is told what is done.
+    Returns the bytes of the packs, those included that dead writers left. `settle` is given what is done.
     """
     freed = 0
     for key in gone.documents:
@@ -285,7 +285,7 @@ def _sweep(storage: Storage) -> int:
 def _check_undamaged(catalog: Catalog, *, rewriting: bool) -> None:
     """A log that was left beside a catalog from a copy is laid over it when that is opened, and SQLite does not notice.
 
-    So an index may tell of fewer commits than there are. Looked at once for each that is open.
+    So an index may hold fewer commits than there are. Looked at once for each that is open.
     """
     known = _SOUND.get(catalog)
     if known or (known is not None and not rewriting):

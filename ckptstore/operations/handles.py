@@ -22,7 +22,7 @@ from ckptstore.locks import Lock
 from ckptstore.pools import start
 
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-_UNTOLD: dict[object, str] = {}
+_UNREPORTED: dict[object, str] = {}
 """Of commits that failed, until somebody sees their errors."""
 _EXITING = threading.Event()
 _LATEST = 0.1
@@ -80,7 +80,7 @@ class CommitHandle:
         self._wait(-1 if timeout is None else _seconds(timeout))
         if timeout is not None and not self._over:
             raise TimeoutError(f"the commit is still being written after {timeout} s")
-        _UNTOLD.pop(self._token, None)
+        _UNREPORTED.pop(self._token, None)
         if self._error is not None:
             raise self._error
         if self._record is None:
@@ -105,7 +105,7 @@ class CommitHandle:
         if self._is_elsewhere():
             return
         error = self.exception()
-        if error is not None and _UNTOLD.pop(self._token, None) is not None:
+        if error is not None and _UNREPORTED.pop(self._token, None) is not None:
             raise error
 
     def advance(self, count: int) -> None:
@@ -133,11 +133,11 @@ class CommitHandle:
         try:
             self._record = work()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it must reach the caller's thread
-            _UNTOLD[self._token] = repr(error)
+            _UNREPORTED[self._token] = repr(error)
             self._error = error
             forget_locals(error)
         self._settle = None
-        del work  # and the state with it, before anybody is told
+        del work  # and the state with it, before anybody is woken
         self._over = True
         for waiting in self._waiting:
             waiting.release()
@@ -210,11 +210,11 @@ def _finish() -> None:
     for thread in list(_THREADS):
         if thread.is_alive():
             thread.join()
-    for error in _UNTOLD.values():
+    for error in _UNREPORTED.values():
         sys.stderr.write(f"ckptstore: a background commit failed: {error}\n")
 
 
-os.register_at_fork(after_in_child=_UNTOLD.clear)  # the parent tells of them
+os.register_at_fork(after_in_child=_UNREPORTED.clear)  # the parent reports them
 
 # The interpreter itself waits for threads only after it has closed all thread pools, which a commit still needs.
 threading._register_atexit(_finish)  # type: ignore[attr-defined]  # noqa: SLF001

@@ -38,12 +38,12 @@ class Lineage:
                     self.chunks.catalog.manifest(record.id), record.document
                 ).manifest.entries
         except CkptStoreError:
-            pass  # it was purged meanwhile, or is damaged, which is for verify to tell
+            pass  # it was purged meanwhile, or is damaged, which is for verify to report
         return {}
 
 
 class Rest(msgspec.Struct, frozen=True, gc=False):
-    """Tells what a chunk of a leaf may rest on. Each chunk has one, which Python's collector need not look at."""
+    """Gives what a chunk of a leaf may rest on. Each chunk has one, which Python's collector need not look at."""
 
     lineage: Lineage
     path: str

@@ -79,7 +79,7 @@ def users_of(
         below = _below(chunks, written, whole) if digests.intersection(split_digests(written.bases, size)) else {}
         for path, entry in written.manifest.entries.items():
             for digest in digests & _with_all_below(chunk_digests(entry, size), below):
-                users[digest].append(f"{commit.told} {path}")
+                users[digest].append(f"{commit.label} {path}")
     return {digest: tuple(paths) for digest, paths in users.items()}
 
 

@@ -14,7 +14,7 @@ from ckptstore.format import document
 def unreadable(chunks: ChunkStore) -> list[str]:
     """Commits, live and deleted, whose manifest the catalog does not have whole, and that are not purged meanwhile."""
     lacking = [commit for commit in chunks.catalog.commits(deleted=True) if _known(chunks, commit) is None]
-    return [commit.told for commit in lacking if chunks.catalog.by_id(commit.id) is not None]
+    return [commit.label for commit in lacking if chunks.catalog.by_id(commit.id) is not None]
 
 
 class DocumentCopies(NamedTuple):

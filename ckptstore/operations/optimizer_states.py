@@ -21,11 +21,11 @@ _REORDER = "make it in that order, or let a hook of register_load_state_dict_pre
 
 
 def parameter_names(owned: Ownership) -> dict[str, Entry]:
-    """The leaves by which optimizers may tell their parameters apart."""
+    """The leaves by which optimizers may distinguish their parameters."""
     entries = owned.manifest.entries
     groups = (group for root in owned.optimizers if owned.touches(root) for group in _groups(owned.manifest, root))
-    told = (path for group in groups for path in _naming(group))
-    return {path: entries[path] for path in told if path in entries}
+    paths = (path for group in groups for path in _naming(group))
+    return {path: entries[path] for path in paths if path in entries}
 
 
 def other_groups(owned: Ownership, values: Mapping[str, object]) -> Iterator[str]:
@@ -48,12 +48,12 @@ def _lacking(owned: Ownership, optimizer: torch.optim.Optimizer, groups: Sequenc
     """Numbers among its hyperparameters that its groups have, and not the commit's; later torch adds only switches."""
     numbers = {name for name, value in getattr(optimizer, "defaults", {}).items() if _is_number(value)}
     here, there = owned.flat.containers, owned.manifest.containers
-    told = (
+    lacking = (
         numbers.intersection(_hyperparameters(here[path])).difference(_hyperparameters(there[path]))
         for path in groups
         if path in here
     )
-    return sorted(set().union(*told))
+    return sorted(set().union(*lacking))
 
 
 def _hyperparameters(group: Container) -> Iterator[str]:

@@ -29,7 +29,7 @@ from ckptstore.operations.tags import tag_keys
 from ckptstore.storage.base import ObjectInfo, Storage
 
 _BRING_BACK = "from a copy and rebuild the catalog, or remove it"
-_TOLD = {
+_PROBLEMS = {
     "whole": f"is a whole commit that the catalog does not know: {OLDER}",
     "damaged": f"is a damaged commit that the catalog does not know: bring back its packs {_BRING_BACK}",
     "unreadable": "is damaged, or sealed with another key, and may be a commit that the catalog does not know: "
@@ -48,7 +48,7 @@ def orphans(chunks: ChunkStore) -> Objects:
     listed = Objects(sorted(documents), sorted(packs))
     unknown = chunks.catalog.unknown(listed)
     for key, condition in _commits(chunks, unknown.documents, packs):
-        raise _refusal(chunks, key, _TOLD[condition])
+        raise _refusal(chunks, key, _PROBLEMS[condition])
     _check_tags_known(chunks)
     taken = Objects([*listed.documents, *tag_keys(chunks)], listed.packs)
     gone, settled = chunks.catalog.gone(taken), time.time() - _SETTLED_SECONDS
@@ -66,7 +66,7 @@ def check_not_older(chunks: ChunkStore) -> None:
     """
     for key, condition in _unknown(chunks, [key for key, _ in _documents(chunks.storage)]):
         if condition != "damaged":  # of which something is lost already
-            raise _refusal(chunks, key, _TOLD[condition])
+            raise _refusal(chunks, key, _PROBLEMS[condition])
     _check_tags_known(chunks)
 
 
@@ -77,7 +77,7 @@ def _check_tags_known(chunks: ChunkStore) -> None:
 
 def unknown_commits(chunks: ChunkStore, documents: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Those of the documents that are, or may be, of commits which the catalog does not know, each with the reason."""
-    return ((key, _TOLD[condition]) for key, condition in _unknown(chunks, documents))
+    return ((key, _PROBLEMS[condition]) for key, condition in _unknown(chunks, documents))
 
 
 def _unknown(chunks: ChunkStore, documents: Iterable[str]) -> Iterator[tuple[str, Condition]]:

@@ -37,7 +37,7 @@ def _import_apart(names: Sequence[str]) -> None:
         thread.start()
         thread.join()
     except RuntimeError:
-        return  # the interpreter exits, which commits tell
+        return  # the interpreter exits, which commits report
     finally:
         if not thread.is_alive():
             _UNDER_WAY.discard(thread)

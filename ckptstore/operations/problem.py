@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ckptstore.errors import CorruptData, FormatError, ObjectNotFound, StepNotFound
 
 DAMAGE = (CorruptData, FormatError, ObjectNotFound, StepNotFound)
-"""Errors that tell of what was to be read itself. Others tell of the way to it, and nothing of what lies there."""
+"""Errors about what was to be read itself. Others are about the way to it, and say nothing of what lies there."""
 OLDER = "the catalog is older than the storage: rebuild it, or bring back a newer copy"
 """What to do where the storage has what the catalog does not know."""
 

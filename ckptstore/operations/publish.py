@@ -78,7 +78,7 @@ def commit_of(
     needs: Mapping[str, int],
     created: float | None,
 ) -> NewCommit:
-    """The commit that a document tells of, encoded as `data` under a storage key.
+    """The commit that a document describes, encoded as `data` under a storage key.
 
     `own` are the packs that come with it, `needs` the bytes that it needs of every pack; `created`: as in NewCommit.
     """
@@ -160,6 +160,6 @@ def _make_exist_again(catalog: Catalog, session: str, new: NewCommit) -> CommitR
 
 def discard(storage: Storage, keys: Iterable[str]) -> None:
     """Delete what a writer stored whose commit will not be: gc may have been there before it."""
-    with suppress(StorageError):  # the first error is the one to tell
+    with suppress(StorageError):  # the first error is the one to raise
         for key in keys:
             storage.delete(key)

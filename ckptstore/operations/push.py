@@ -44,18 +44,18 @@ def push(
     One that is deleted from the source meanwhile is left out, unless somebody `named` it.
     """
     version.check_features(target.config.requires_write, "write to", target.storage.url)
-    wanted = _parents_first(commits)
+    wanted = _by_step_after_parents(commits)
     same = (source.config.id, source.catalog.url) == (target.config.id, target.catalog.url)
     for commit in wanted:
         if same and commit.run == (run or commit.run):
-            told = f"{commit.address} cannot be pushed to where it is, {target.storage.url}"
-            raise InvalidArgument(f"{told}: push it to another store, or into another run")
+            problem = f"{commit.address} cannot be pushed to where it is, {target.storage.url}"
+            raise InvalidArgument(f"{problem}: push it to another store, or into another run")
     copier = _Copier(source, target, run, meter(progress, "push", sum(commit.logical_bytes for commit in wanted)))
     pushed = [copier.push(commit, named=named) for commit in wanted]
     return [made for made in pushed if made is not None]
 
 
-def _parents_first(commits: Iterable[CommitRecord]) -> list[CommitRecord]:
+def _by_step_after_parents(commits: Iterable[CommitRecord]) -> list[CommitRecord]:
     """By ascending step, but none before its parent, which may be a higher step of another run."""
     left = {commit.id: commit for commit in sorted(commits, key=lambda commit: commit.step)}
     ordered: list[CommitRecord] = []
@@ -107,8 +107,8 @@ class _Copier:
         if there is not None and self._copies.is_copy(there, commit) and there.id not in self._damaged:
             self._advance(commit.logical_bytes)
             return None
-        told = f"step {commit.step} of run {run!r} of {self._target.storage.url} holds another state"
-        refusal = StepExists(f"{told} than {commit.address}: push into another run")
+        problem = f"step {commit.step} of run {run!r} of {self._target.storage.url} holds another state"
+        refusal = StepExists(f"{problem} than {commit.address}: push into another run")
         if there is not None and self._copies.is_another(there, commit):
             raise refusal
         refuse = None if there is None else refusal
@@ -186,7 +186,7 @@ def _is_there(source: ChunkStore, commit: CommitRecord) -> bool:
     return found is not None and found.deleted is None
 
 
-def _chunks(manifest: Manifest, digest_size: int, told: str) -> dict[bytes, _Chunk]:
+def _chunks(manifest: Manifest, digest_size: int, address: str) -> dict[bytes, _Chunk]:
     """Each chunk once, by its digest. Raises CorruptData for one of two sizes."""
     found: dict[bytes, _Chunk] = {}
     for path, entry in manifest.entries.items():
@@ -194,7 +194,7 @@ def _chunks(manifest: Manifest, digest_size: int, told: str) -> dict[bytes, _Chu
             pairs = zip(chunk_digests(entry, digest_size), chunk_sizes(entry), strict=True)
             for number, (digest, size) in enumerate(pairs):
                 if found.setdefault(digest, _Chunk(size, path, entry, number)).size != size:
-                    raise CorruptData(f"{told} {path}: its chunk {digest.hex()} is of {size} bytes, and of others")
+                    raise CorruptData(f"{address} {path}: its chunk {digest.hex()} is of {size} bytes, and of others")
     return found
 
 

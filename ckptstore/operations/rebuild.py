@@ -71,13 +71,13 @@ class _Candidate:
 def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     """Enter every whole commit of the storage into the catalog, which nobody else may use meanwhile.
 
-    Commits that the catalog has already are kept, so an interrupted rebuild can be run again. `advance` is told the
+    Commits that the catalog has already are kept, so an interrupted rebuild can be run again. `advance` is given the
     bytes of each document that was entered.
 
     Raises StorageError when something cannot be read now: it is not left out, since it may be there later.
     """
     left_out: list[LeftOut] = []
-    told = read_tags(chunks, tag_keys(chunks))
+    stored_tags = read_tags(chunks, tag_keys(chunks))
     before = set(_document_keys(chunks))  # of what comes while packs are read, some would be missed
     held = _without_damaged(chunks, list(_read_packs(chunks.storage, left_out)))
     places = Places()
@@ -102,7 +102,7 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
                 live |= _enter(chunks, candidate.key, data, held, places, live)
             advance(len(data))
     _leave_out(chunks.catalog, lacking)
-    tags = enter_tags(chunks, told)
+    tags = enter_tags(chunks, stored_tags)
     _forget(chunks.catalog, [key for key, _ in tags.superseded])
     stale = [LeftOut(key, reason) for key, reason in (*tags.useless, *tags.superseded)]
     return RebuildReport(len(candidates) - len(gone), len(live), (*left_out, *superseded, *gone, *stale))

@@ -45,7 +45,7 @@ class RepairReport:
         documents: manifest documents that were mended, in storage or in the catalog.
         tags: those whose document was stored anew.
         lost: leaves that are still damaged, as "run@step path", or "run@step" for a whole commit; a step that is
-            deleted, and can still be restored, is told as "run@step (deleted)".
+            deleted, and can still be restored, is shown as "run@step (deleted)".
         key: whether the wrapped key of an encrypted store was stored again.
     """
 
@@ -67,7 +67,7 @@ class RepairPlan:
             and can be read all the same.
         documents: steps whose manifest document would be mended, as "run@step" or "run@step (deleted)".
         tags: those whose document would be stored anew, as "run@tag".
-        lost: leaves that would stay damaged, told as `RepairReport` tells them. At most these: what
+        lost: leaves that would stay damaged, named as in `RepairReport`. At most these: what
             can be read only once bad copies are gone, or others have come back, is not tried before.
         key: whether the wrapped key of an encrypted store would be stored again, as it was when the store was opened.
     """
@@ -126,7 +126,7 @@ def plan_repair(
     resting = set().union(*_resting(chunks, needs, saved, set(packs)).values())
     saved |= {found for found, _ in _rescued(chunks, packs, source, resting)}
     suspects = _commits(chunks, {leaf for problem in problems if not problem.digest for leaf in problem.affected})
-    copies = [(commit.told, copies_of(chunks, commit, source)) for commit in suspects]
+    copies = [(commit.label, copies_of(chunks, commit, source)) for commit in suspects]
     return RepairPlan(
         chunks=chunks,
         source=source,
@@ -146,9 +146,9 @@ def _tag_address(record: TagRecord) -> str:
     return f"{record.run}@{record.name}"
 
 
-def _commits(chunks: ChunkStore, told: Collection[str]) -> list[CommitRecord]:
-    """Live and deleted ones, whichever they were when they were told of."""
-    addresses = {commit.removesuffix(DELETED) for commit in told}
+def _commits(chunks: ChunkStore, affected: Collection[str]) -> list[CommitRecord]:
+    """Live and deleted ones, whichever they were when they were reported."""
+    addresses = {commit.removesuffix(DELETED) for commit in affected}
     return [commit for commit in chunks.catalog.commits(deleted=True) if commit.address in addresses]
 
 
@@ -166,7 +166,7 @@ def _needs(chunks: ChunkStore, packs: Sequence[str]) -> dict[str, set[bytes]]:
 
 
 def _digests(chunks: ChunkStore, name: str) -> set[bytes]:
-    """All that a commit id needs, so far as anybody can tell."""
+    """All that a commit id needs, so far as anybody can know."""
     commit = chunks.catalog.by_id(name)
     try:
         return document_digests(any_document(chunks, commit), chunks.digest.size) if commit is not None else set()

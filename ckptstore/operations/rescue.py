@@ -44,11 +44,11 @@ def check_source(chunks: ChunkStore, source: ChunkStore) -> None:
     """Raises InvalidArgument when another store's chunks go by other names."""
     sealed = chunks.sealer is not None or source.sealer is not None
     if sealed and source.config.id != chunks.config.id:
-        told = f"{source.storage.url} is no copy of {chunks.storage.url}, and only a copy has its key"
-        raise InvalidArgument(f"{told}: {_PUSH_BACK}")
+        problem = f"{source.storage.url} is no copy of {chunks.storage.url}, and only a copy has its key"
+        raise InvalidArgument(f"{problem}: {_PUSH_BACK}")
     if source.config.digest != chunks.config.digest:
-        told = f"{source.storage.url} uses {source.config.digest}, and {chunks.storage.url} {chunks.config.digest}"
-        raise InvalidArgument(f"{told}, so that it knows chunks by other names: {_PUSH_BACK}")
+        problem = f"{source.storage.url} uses {source.config.digest}, and {chunks.storage.url} {chunks.config.digest}"
+        raise InvalidArgument(f"{problem}, so that it knows chunks by other names: {_PUSH_BACK}")
 
 
 def _base(chunks: ChunkStore, places: Mapping[bytes, ChunkLocation], data: memoryview, digest: bytes) -> memoryview:

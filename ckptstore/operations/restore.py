@@ -69,8 +69,8 @@ def restore(
     for path, container in manifest.containers.items():
         if owned.whole(path):
             require_classes(container, path, allow_pickle=allow_pickle)
-    told = owned.wanted | parameter_names(owned)
-    values = load_values(chunks, told, allow_pickle=allow_pickle, budget=budget)
+    needed = owned.wanted | parameter_names(owned)
+    values = load_values(chunks, needed, allow_pickle=allow_pickle, budget=budget)
     fitting.check(values)
     loaded = {path: value for path, value in values.items() if path in owned.wanted}
     loaded |= _fill(chunks, owned, fitting, budget, advance)
@@ -156,7 +156,7 @@ class _Handover:
         return self._built(path, self.loaded if is_exact(owner) or _loads_in_place(owner) else self._set_apart(path))
 
     def _with_empty(self, state: dict[Any, Any], path: str) -> dict[Any, Any]:
-        """With just the commit's keys, also of containers without leaves, which nothing else tells of."""
+        """With just the commit's keys, also of containers without leaves, which nothing else records."""
         encoded = self.owned.manifest.containers[path].keys
         places = {decode(key, path, allow_pickle=self.allow_pickle): join(path, segment(key)) for key in encoded}
         made = {key: self._built(place) for key, place in places.items() if key not in state}

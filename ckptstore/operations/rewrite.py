@@ -47,7 +47,7 @@ def rewrite_packs(
 ) -> tuple[int, int]:
     """Move what is needed out of those of these packs that are still wasteful, which gc can take then.
 
-    Returns how many packs were rewritten, and the bytes of the new ones. `dealt_with` is told the packs between two
+    Returns how many packs were rewritten, and the bytes of the new ones. `dealt_with` is given the packs between two
     transactions, also those that could not be.
     """
     sizes: list[tuple[int, int]] = []
@@ -59,7 +59,7 @@ def rewrite_packs(
 
 def _rewrite_what_can_be(chunks: ChunkStore, wastes: Sequence[_Waste]) -> Iterator[tuple[int, int]]:
     """All at once; one by one when another gc took some first, when the disk has no room for all, or when some are
-    damaged, which is for verify to tell.
+    damaged, which is for verify to report.
 
     How many packs at a time, and the bytes of the new ones.
     """
@@ -132,16 +132,16 @@ def _rewrite(chunks: ChunkStore, wastes: Sequence[_Waste]) -> int:
 
 def _fetched(chunks: ChunkStore, wastes: Sequence[_Waste], needed: Mapping[bytes, ChunkLocation]) -> list[NewChunk]:
     """The chunks, verified and encoded as they are; whole where the packs differ in what they rest on, since a commit
-    that needs one of the packs may have nothing but what its own one tells.
+    that needs one of the packs may have nothing but what its own one says.
     """
-    told: dict[bytes, set[bytes]] = defaultdict(set)
+    bases: dict[bytes, set[bytes]] = defaultdict(set)
     for chunk in (chunk for waste in wastes for chunk in waste.needed.values()):
-        told[chunk.digest].add(chunk.base)
+        bases[chunk.digest].add(chunk.base)
     found: dict[bytes, NewChunk] = {}
 
     def keep(location: ChunkLocation, payload: memoryview, raw: memoryview) -> None:
         digest = location.digest
-        if not location.base or told[digest] == {location.base}:
+        if not location.base or bases[digest] == {location.base}:
             found[digest] = NewChunk(digest, location.codec, bytes(payload), len(raw), location.base)
         else:
             made = encode(raw)

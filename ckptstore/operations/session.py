@@ -35,7 +35,7 @@ def kept_alive(catalog: Catalog, session: str, lease_seconds: float = LEASE_SECO
     except CatalogUnavailable:
         raise  # the lease runs out by itself
     except BaseException:
-        with suppress(CkptStoreError):  # the first error is the one to tell
+        with suppress(CkptStoreError):  # the first error is the one to raise
             catalog.end_session(session)
         raise
     finally:

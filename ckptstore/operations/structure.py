@@ -18,7 +18,7 @@ class Restructured:
         path: its logical path; "" is the whole state's.
         old, new: what it was and is: of another kind, class or attribute, as the scale of a quantised tensor is one, or
             with the keys that both have in another order. None where there was or is none; such a one is empty, since
-            leaves tell of others.
+            leaves show the others.
     """
 
     path: str
@@ -50,7 +50,7 @@ def restructured(old: Manifest, new: Manifest) -> Iterator[Restructured]:
     """Every container that is another, in the order of the new manifest, those that are gone last."""
     for path in dict.fromkeys([*new.containers, *old.containers]):
         before, after = old.containers.get(path), new.containers.get(path)
-        if _is_told(before, after):
+        if _is_restructured(before, after):
             yield Restructured(path, before, after)
 
 
@@ -64,7 +64,7 @@ def retied(old: Manifest, new: Manifest) -> Iterator[Retied]:
             yield Retied(path, before.get(path, ()), after.get(path, ()))
 
 
-def _is_told(old: Container | None, new: Container | None) -> bool:
+def _is_restructured(old: Container | None, new: Container | None) -> bool:
     if old is None or new is None:
         only = old or new
         return only is not None and not only.keys

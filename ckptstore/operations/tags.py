@@ -33,7 +33,7 @@ from ckptstore.operations.session import writing_session
 
 _COMMIT = re.compile(r"[0-9a-f]{32}")
 ReadTags = tuple[dict[str, TagDocument], list[tuple[str, str]]]
-"""What documents tell; and those that cannot be read, each with the reason."""
+"""What documents state; and those that cannot be read, each with the reason."""
 
 
 def tag(chunks: ChunkStore, name: str, commit: CommitRecord, *, instead_of: str | None = None) -> None:
@@ -42,11 +42,11 @@ def tag(chunks: ChunkStore, name: str, commit: CommitRecord, *, instead_of: str 
     Raises StepNotFound when the commit is not live, SessionFenced when `instead_of` is not the tag's document any more.
     """
     key = tagging.new_tag_key()
-    told = TagDocument(store=chunks.config.id, run=commit.run, name=name, commit=commit.id, created=time.time())
+    document = TagDocument(store=chunks.config.id, run=commit.run, name=name, commit=commit.id, created=time.time())
     with writing_session(chunks.catalog) as session:
         chunks.catalog.reserve(session, (), key)
         try:
-            chunks.storage.put(key, [tagging.encode(told, key, chunks.sealer)])
+            chunks.storage.put(key, [tagging.encode(document, key, chunks.sealer)])
             older = chunks.catalog.tag(session, name, commit, key, instead_of)
         except (SessionFenced, StepNotFound):  # gc may have been here already, and would not come again for it
             discard(chunks.storage, [key])
@@ -105,11 +105,11 @@ class EnteredTags:
 
 
 def enter_tags(chunks: ChunkStore, read: ReadTags) -> EnteredTags:
-    """Let a catalog that nobody else uses know the tags that storage told of."""
-    told, useless = read
+    """Let a catalog that nobody else uses know the tags whose documents are in storage."""
+    documents, useless = read
     newest: dict[tuple[str, str], str] = {}
     superseded = []
-    for key, one in sorted(told.items(), key=lambda item: (item[1].created, item[0])):
+    for key, one in sorted(documents.items(), key=lambda item: (item[1].created, item[0])):
         older = newest.get((one.run, one.name))
         if older is not None:
             superseded.append((older, f"the tag {one.name!r} of run {one.run!r} was moved later"))
@@ -117,7 +117,7 @@ def enter_tags(chunks: ChunkStore, read: ReadTags) -> EnteredTags:
     live = {commit.id: commit for commit in chunks.catalog.commits()} if newest else {}
     records = []
     for (run, name), key in newest.items():
-        commit = live.get(told[key].commit)
+        commit = live.get(documents[key].commit)
         if commit is None or commit.run != run:
             useless.append((key, f"the tag {name!r} of run {run!r} is of a commit that is not there"))
         else:
@@ -137,22 +137,22 @@ def _remove(chunks: ChunkStore, key: str | None) -> None:
 def read_tags(chunks: ChunkStore, keys: Iterable[str]) -> ReadTags:
     """Read the documents of tags."""
     keys = list(keys)
-    told, damaged = dict[str, TagDocument](), list[tuple[str, str]]()
+    documents, damaged = dict[str, TagDocument](), list[tuple[str, str]]()
     for key, found in zip(keys, each(keys, lambda key: _read(chunks, key)), strict=True):
         if isinstance(found, str):
             damaged.append((key, found))
         else:
-            told[key] = found
-    return told, damaged
+            documents[key] = found
+    return documents, damaged
 
 
 def _read(chunks: ChunkStore, key: str) -> TagDocument | str:
     try:
-        told = tagging.decode(chunks.storage.get(key), key, chunks.sealer)
-        check_name("run", told.run)
-        check_name("tag", told.name)
+        found = tagging.decode(chunks.storage.get(key), key, chunks.sealer)
+        check_name("run", found.run)
+        check_name("tag", found.name)
     except (*DAMAGE, InvalidArgument) as error:
         return str(error)
-    if told.store != chunks.config.id or not math.isfinite(told.created) or not _COMMIT.fullmatch(told.commit):
+    if found.store != chunks.config.id or not math.isfinite(found.created) or not _COMMIT.fullmatch(found.commit):
         return f"tag document {key} is of another store, or of no commit or time"
-    return told
+    return found

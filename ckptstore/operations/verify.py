@@ -109,7 +109,7 @@ def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None =
     """Damage is reported, never raised; what gc takes meanwhile is no damage, and nor is what cannot be read now.
 
     Raises StorageError for that, NotAStore where the store does not lie any more, and CatalogError for a catalog that
-    is damaged in no way it can tell.
+    is damaged in a way that it cannot report.
     """
     found = list[Problem]()
     if scope.includes("sizes"):
@@ -121,7 +121,7 @@ def verify(chunks: ChunkStore, scope: Scope, progress: ProgressCallback | None =
     except CatalogError:
         if not damage:
             raise
-        return VerifyReport(0, 0, 0, (*damage, *found))  # there is no telling what else
+        return VerifyReport(0, 0, 0, (*damage, *found))  # nothing else can be known
     if scope.includes("sizes") and not report.ok:
         check_place(chunks)
     return report
@@ -133,8 +133,8 @@ def check_place(chunks: ChunkStore) -> None:
     with suppress(ObjectNotFound):
         if version.decode(storage.get(version.KEY), storage.url).id == chunks.config.id:
             return
-    told = f"{storage.url} does not hold the store any more that was opened, so that nothing was verified"
-    raise NotAStore(f"{told}: open it where it was moved to, or bring it back, {version.KEY} too")
+    problem = f"{storage.url} does not hold the store any more that was opened, so that nothing was verified"
+    raise NotAStore(f"{problem}: open it where it was moved to, or bring it back, {version.KEY} too")
 
 
 def _verify(

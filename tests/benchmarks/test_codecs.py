@@ -54,7 +54,7 @@ def test_every_codec_gives_back_what_it_took(peers, width):
             assert 0 < coding.size(coded) <= len(raw) + 100
 
 
-def test_a_codec_that_gives_back_other_bits_is_told(peers, monkeypatch):
+def test_a_codec_that_gives_back_other_bits_is_reported(peers, monkeypatch):
     import torch
 
     from benchmarks.codecs import Codecs

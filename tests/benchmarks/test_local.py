@@ -45,7 +45,7 @@ def test_peak_memory_of_every_tool(tmp_path, run):
     assert {path.name for path in tmp_path.iterdir()} == {"all.json"}
 
 
-def test_a_tool_that_gives_back_other_bits_is_told(monkeypatch, capsys):
+def test_a_tool_that_gives_back_other_bits_is_reported(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT))
     import torch
 

@@ -29,8 +29,8 @@ def test_the_plots_of_the_docs_are_what_the_results_give(draw):
     drawn = draw(*(ROOT / "benchmarks" / "results").glob("*.json"))
     assert drawn.keys() == PLOTS
     assert drawn == words(ROOT / "docs" / "plots")
-    told = (ROOT / "docs" / "performance.md").read_text()
-    assert {name for name in PLOTS if f"](plots/{name}.svg)" in told} == PLOTS
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert {name for name in PLOTS if f"](plots/{name}.svg)" in page} == PLOTS
 
 
 def test_a_report_draws_what_it_has_and_tells_every_tool(draw, tmp_path):

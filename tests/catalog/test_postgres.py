@@ -97,7 +97,7 @@ def test_what_a_server_does_not_take_is_given_up_within_a_minute(far_postgres):
             assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
 
-def test_a_password_is_not_told():
+def test_a_password_is_not_shown():
     with pytest.raises(CatalogError) as found:
         open_catalog("postgresql://user:hunter2@127.0.0.1:1/none", create=True)
     assert "hunter2" not in str(found.value)
@@ -105,7 +105,7 @@ def test_a_password_is_not_told():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         "sorry, too many clients already",
         "remaining connection slots are reserved for roles with the SUPERUSER attribute",
@@ -114,8 +114,8 @@ def test_a_password_is_not_told():
         "no more connections allowed (max_client_conn)",
     ],
 )
-def test_a_server_that_is_full_is_told_as_that(told):
-    assert isinstance(translated(Exception(f"FATAL:  {told}"), "x"), TooManyConnections)
+def test_a_server_that_is_full_is_reported_as_that(message):
+    assert isinstance(translated(Exception(f"FATAL:  {message}"), "x"), TooManyConnections)
 
 
 def test_locating_many_chunks_does_not_read_all_packs(postgres):

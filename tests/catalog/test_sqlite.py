@@ -199,8 +199,8 @@ def test_a_catalog_that_may_not_be_read_is_not_waited_for(tmp_path):
     program = UNREADABLE.replace("longest_wait", str(sqlite._COMING_SECONDS / 2))
     command = [sys.executable, "-c", program, url]
     done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
-    told, soon = done.stdout.splitlines()
-    assert told.startswith(f"the catalog {tmp_path}/catalog.sqlite may not be read") and soon == "True", done.stderr
+    message, soon = done.stdout.splitlines()
+    assert message.startswith(f"the catalog {tmp_path}/catalog.sqlite may not be read") and soon == "True", done.stderr
 
 
 def open_and_commit(url, first):
@@ -273,8 +273,8 @@ def error_of(code):
 
 
 def test_postgres_that_recovers_is_no_answer():
-    for told in ("the database system is not yet accepting connections", "the database system is starting up"):
-        assert isinstance(translated(Exception(f"FATAL:  {told}"), "x"), errors.CatalogUnavailable)
+    for message in ("the database system is not yet accepting connections", "the database system is starting up"):
+        assert isinstance(translated(Exception(f"FATAL:  {message}"), "x"), errors.CatalogUnavailable)
 
 
 def test_a_child_forked_amid_a_transaction_can_make_its_own(url):
@@ -305,20 +305,20 @@ def test_a_child_forked_amid_a_transaction_can_make_its_own(url):
 def test_what_a_child_commits_is_there_when_its_parent_closes_first(url):
     catalog = open_catalog(url, create=True)
     make(catalog, new_commit(0))
-    (told, tell), (listen, answer) = os.pipe(), os.pipe()
+    (resume, go_on), (listen, answer) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         try:
             make(catalog, new_commit(1))
             os.write(answer, b"1")
-            os.read(told, 1)
+            os.read(resume, 1)
             make(catalog, new_commit(2))
             os._exit(0)  # without closing, as one that is killed
         finally:
             os._exit(1)
     assert os.read(listen, 1) == b"1"
     catalog.close()
-    os.write(tell, b"1")
+    os.write(go_on, b"1")
     assert os.waitpid(child, 0)[1] == 0
     assert open_catalog(url, create=False).steps("main") == [0, 1, 2]
 
@@ -399,14 +399,14 @@ def test_a_store_that_is_dropped_leaves_no_connection_open(tmp_path, monkeypatch
     opened: list[Any] = []
     closed: list[sqlite3.Connection] = []
 
-    class Told(sqlite3.Connection):
+    class Recorded(sqlite3.Connection):
         def close(self):
             closed.append(self)
             super().close()
 
     def connect(*given, **named):
         opened.append(given)
-        return real(*given, **named, factory=Told)
+        return real(*given, **named, factory=Recorded)
 
     real = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", connect)

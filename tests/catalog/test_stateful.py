@@ -189,18 +189,18 @@ class CatalogMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def collect(self, data):
         """A gc round that may be interrupted between any two steps."""
-        told = self.catalog.garbage(0)
-        assert self.catalog.condemn(0) == told
-        assert set(told.packs) == self.garbage()
-        self.state.update(dict.fromkeys(told.packs, "condemned"))
+        garbage = self.catalog.garbage(0)
+        assert self.catalog.condemn(0) == garbage
+        assert set(garbage.packs) == self.garbage()
+        self.state.update(dict.fromkeys(garbage.packs, "condemned"))
         for name in self.deleted:
             del self.commits[name]
         self.deleted.clear()
-        found = [pack for pack in self.state if pack in told.packs]  # their names are random, and tell no order
+        found = [pack for pack in self.state if pack in garbage.packs]  # their names are random, and tell no order
         removed = found[: data.draw(st.integers(0, len(found)))]
-        self.objects -= {*told.documents, *removed}
+        self.objects -= {*garbage.documents, *removed}
         settled = removed[: data.draw(st.integers(0, len(removed)))]
-        self.catalog.settle(Objects(told.documents, settled))
+        self.catalog.settle(Objects(garbage.documents, settled))
         self.state.update(dict.fromkeys(settled, "deleted"))
 
     @rule()

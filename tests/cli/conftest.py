@@ -62,15 +62,15 @@ def run() -> Run:
 
 
 @pytest.fixture
-def told(run: Run) -> Callable[..., str]:
-    """What a command tells people, which fits into 80 columns."""
+def output(run: Run) -> Callable[..., str]:
+    """What a command prints for people, which fits into 80 columns."""
 
-    def told(*arguments: object, code: int = 0) -> str:
+    def output(*arguments: object, code: int = 0) -> str:
         text = run(*arguments, code=code).stdout
         assert max(map(len, text.splitlines()), default=0) <= WIDTH
         return text
 
-    return told
+    return output
 
 
 @pytest.fixture

@@ -78,10 +78,10 @@ class Forgetful(MemoryFileSystem):  # type: ignore[misc]
         super().pipe_file(path, value[:-1], mode, **kwargs)
 
 
-def test_what_does_not_hold_is_told(told, asked):
+def test_what_does_not_hold_is_reported(output, asked):
     fsspec.register_implementation("forgetful", Forgetful, clobber=True)
     url = f"forgetful://{uuid.uuid4().hex}"
-    text = told("doctor", url, code=1)
+    text = output("doctor", url, code=1)
     assert "DOES NOT HOLD" in text and "a store is not safe there" in text
     answer = asked("doctor", url, code=1)
     assert not answer["ok"]
@@ -123,7 +123,7 @@ def test_an_interrupted_one_says_nothing_good(dying, run, monkeypatch):
     run("doctor", dying, code=130)
 
 
-def test_options_of_pytest_in_the_environment_are_told(dying, run, monkeypatch):
+def test_options_of_pytest_in_the_environment_are_reported(dying, run, monkeypatch):
     monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
     assert "PYTEST_ADDOPTS" in run("doctor", dying, code=1).stderr
 

@@ -1,4 +1,4 @@
-"""What the environment tells of a store's place is for the stores that it can mean."""
+"""What the environment says of a store's place is for the stores that it can mean."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_an_error_of_the_catalog_names_the_variable(url, elsewhere, run, command
 
 def test_init_leaves_nothing_where_the_catalog_is_of_another_store(elsewhere, run, tmp_path):
     for options in ((), ("--catalog", elsewhere)):
-        told = run("init", "new", *options, code=1).stderr
-        assert "is of another store" in told and (f"{CATALOG} names" in told) == (not options)
+        stderr = run("init", "new", *options, code=1).stderr
+        assert "is of another store" in stderr and (f"{CATALOG} names" in stderr) == (not options)
         assert not (tmp_path / "new").exists()
 
 
@@ -63,20 +63,20 @@ def test_init_tells_when_the_catalog_is_elsewhere(run, tmp_path, monkeypatch):
 
 
 def test_no_second_catalog_is_made_beside_a_folders_own(url, run):
-    told = run("rebuild", url, "--catalog", "sqlite:///second.sqlite", code=1).stderr
-    assert "has a catalog of its own" in told and "move" in told
+    stderr = run("rebuild", url, "--catalog", "sqlite:///second.sqlite", code=1).stderr
+    assert "has a catalog of its own" in stderr and "move" in stderr
     assert not Path("second.sqlite").exists()
-    told = run("steps", url, "--catalog", "sqlite:///second.sqlite", code=1).stderr
-    assert "has a catalog of its own" in told and "leave out catalog= (--catalog)" in told
+    stderr = run("steps", url, "--catalog", "sqlite:///second.sqlite", code=1).stderr
+    assert "has a catalog of its own" in stderr and "leave out catalog= (--catalog)" in stderr
     Path(url, "catalog.sqlite").rename("catalog.old")
     run("rebuild", url, "--catalog", "sqlite:///second.sqlite")
 
 
 def test_a_folder_needs_no_storage_options_from_the_environment(url, asked, run, monkeypatch):
-    for told in ('{"secret": "hunter2"}', "no json"):
-        monkeypatch.setenv(OPTIONS, told)
+    for value in ('{"secret": "hunter2"}', "no json"):
+        monkeypatch.setenv(OPTIONS, value)
         assert asked("steps", url) == [0, 100, 200]
-        run("init", f"file://{Path.cwd()}/{len(told)}")
+        run("init", f"file://{Path.cwd()}/{len(value)}")
     assert OPTIONS in run("steps", "s3://bucket/none", code=2).stderr
 
 
@@ -97,8 +97,8 @@ def test_what_the_store_takes_is_not_for_the_target(url, s3, run, monkeypatch):
     monkeypatch.setenv(OPTIONS, json.dumps(s3.options))
     run("init", s3.url)
     run("push", url, s3.url, "100")
-    told = run("push", s3.url, s3.below("none"), code=1).stderr
-    assert CATALOG not in told
+    stderr = run("push", s3.url, s3.below("none"), code=1).stderr
+    assert CATALOG not in stderr
     run("init", s3.below("other"), "--catalog", "sqlite:///other.sqlite")
     monkeypatch.setenv(CATALOG, "sqlite:///other.sqlite")
     beside = ("--catalog", "sqlite:///bucket.sqlite", "--target-storage-options", json.dumps(s3.options))
@@ -118,6 +118,6 @@ def test_what_names_the_catalog_of_a_folder_is_not_for_the_target(url, s3, run, 
     Path(url, "catalog.sqlite").rename("moved.sqlite")
     monkeypatch.setenv(CATALOG, "sqlite:///moved.sqlite")
     monkeypatch.setenv(OPTIONS, json.dumps(s3.options))
-    told = run("push", url, s3.url, code=1).stderr
-    assert "was opened without its catalog" in told and CATALOG not in told
+    stderr = run("push", url, s3.url, code=1).stderr
+    assert "was opened without its catalog" in stderr and CATALOG not in stderr
     run("push", url, s3.url, *beside)

@@ -56,7 +56,7 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("arguments", "advice"), MISTAKES, ids=lambda it: "-".join(it) if isinstance(it, tuple) else ""
 )
-def test_a_mistake_is_told_on_stderr(url, run, arguments, advice):
+def test_a_mistake_is_reported_on_stderr(url, run, arguments, advice):
     Path("file.pt").write_text("no pickle")
     for options in ((), ("--json",)):
         result = run(*arguments, *options, code=1)
@@ -179,8 +179,8 @@ READING = [
 
 def test_a_folder_without_its_catalog_is_read_when_told(url, run):
     def answers(*options):
-        told = [run(name, url, *rest, "--json", *options).stdout for name, *rest in READING]
-        return [re.sub('"created": "[^"]*"', "", answer) for answer in told]  # by other clocks
+        outputs = [run(name, url, *rest, "--json", *options).stdout for name, *rest in READING]
+        return [re.sub('"created": "[^"]*"', "", answer) for answer in outputs]  # by other clocks
 
     run("tag", url, "-d", "best")  # tags are not in storage
     catalog = Path(url) / "catalog.sqlite"
@@ -203,7 +203,7 @@ def test_an_interrupt_while_imports_take_their_time(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"no database", None])
-def test_what_helps_a_damaged_catalog_is_told(url, run, damage):
+def test_what_helps_a_damaged_catalog_is_reported(url, run, damage):
     catalog = Path(url) / "catalog.sqlite"
     whole = catalog.read_bytes()
     catalog.write_bytes(whole[: len(whole) // 2] if damage is None else damage * 1000)
@@ -230,8 +230,8 @@ def test_an_error_shows_nothing_unescaped(tmp_path, run):
     with ckptstore.open(tmp_path / "store") as store:
         store.commit({"model": {"\x1b]0;w\x07": 1, "\x1b[31mx": 2}}, step=0)
     for arguments in (("ls", tmp_path / "store", 0, "model/0;w"), ("export", tmp_path / "store", 0, "all.safetensors")):
-        told = run(*arguments, code=1).stderr
-        assert r"model/\x1b]0;w\x07" in told and told.isascii() and told.replace("\n", "").isprintable()
+        stderr = run(*arguments, code=1).stderr
+        assert r"model/\x1b]0;w\x07" in stderr and stderr.isascii() and stderr.replace("\n", "").isprintable()
 
 
 def test_without_an_output_nothing_breaks(url):

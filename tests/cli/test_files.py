@@ -52,8 +52,8 @@ def store(tmp_path, monkeypatch):
         yield store
 
 
-def test_export_and_import_of_safetensors(url, told, asked):
-    assert told("export", url, "best", "out.safetensors", "--paths", "model").startswith("wrote main@100 to out")
+def test_export_and_import_of_safetensors(url, output, asked):
+    assert output("export", url, "best", "out.safetensors", "--paths", "model").startswith("wrote main@100 to out")
     loaded = safetensors.torch.load_file("out.safetensors")
     assert set(loaded) == {"model/emb.weight", "model/frozen", "model/layers/0"}
     commit = asked("import", url, "out.safetensors", "--step", 7, "--run", "new")
@@ -62,8 +62,8 @@ def test_export_and_import_of_safetensors(url, told, asked):
         assert_same_leaves(store.checkout("new@7"), {"model": store.checkout(100)["model"]})
 
 
-def test_what_is_known_of_an_import(url, told, run, asked):
-    assert told("export", url, "best", "out.safetensors", "--paths", "model").startswith("wrote main@100 to out")
+def test_what_is_known_of_an_import(url, output, run, asked):
+    assert output("export", url, "best", "out.safetensors", "--paths", "model").startswith("wrote main@100 to out")
     about = ("--metadata", '{"loss": 2.5}', "--parent", "main@100")
     commit = asked("import", url, "out.safetensors", "--step", 7, "--run", "new", *about)
     assert (commit["metadata"], commit["parent"]) == ({"loss": 2.5}, "main@100")
@@ -88,21 +88,21 @@ def test_what_is_known_of_an_import_of_any_format(url, run, asked, kind):
     assert (commit["metadata"], commit["parent"]) == ({"loss": 2.5}, "main@100")
 
 
-def test_a_model_comes_back_as_it_was_imported(url, told, run, asked):
+def test_a_model_comes_back_as_it_was_imported(url, output, run, asked):
     model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     safetensors.torch.save_file(model.state_dict(), "in.safetensors", metadata={"format": "pt"})
-    told("import", url, "in.safetensors", "--step", 7, "--run", "new", "--name", "model")
-    told("export", url, "new@7", "out.safetensors", "--name", "model")
+    output("import", url, "in.safetensors", "--step", 7, "--run", "new", "--name", "model")
+    output("export", url, "new@7", "out.safetensors", "--name", "model")
     other.load_state_dict(safetensors.torch.load_file("out.safetensors"))
     assert_same(dict(other.state_dict()), dict(model.state_dict()))
     assert Path("out.safetensors").read_bytes() == Path("in.safetensors").read_bytes()
-    told("export", url, "new@7", "out.pt", "--name", "model")
+    output("export", url, "new@7", "out.pt", "--name", "model")
     other.load_state_dict(torch.load("out.pt"))
     assert "no name 'modle'; nearest: model" in run("export", url, "new@7", "x.pt", "--name", "modle", code=1).stderr
     assert not Path("x.pt").exists()
 
 
-def test_import_of_folders_of_hugging_face(url, told, run):
+def test_import_of_folders_of_hugging_face(url, output, run):
     for name in ("one", "many"):
         Path(name).mkdir()
     for file in ("one/model.safetensors", "many/model-00001-of-00001.safetensors"):
@@ -110,7 +110,7 @@ def test_import_of_folders_of_hugging_face(url, told, run):
     index = Path("many/model.safetensors.index.json")
     index.write_text('{"weight_map": {"w.x": "model-00001-of-00001.safetensors"}}')
     for step, folder in ((300, "one"), (301, "many")):
-        assert told("import", url, folder, "--step", step, "--name", "model") == f"committed main@{step}: 1 leaf\n"
+        assert output("import", url, folder, "--step", step, "--name", "model") == f"committed main@{step}: 1 leaf\n"
         assert ckptstore.open(url).read(step, "model/w.x").tolist() == [1, 1, 1]
     index.write_text('{"weight_map": {"w.x": "../one/model.safetensors"}}')
     assert "'../one/model.safetensors'" in run("import", url, "many", "--step", 302, code=1).stderr
@@ -133,56 +133,56 @@ def test_a_folder_of_dcp_that_each_rank_saved_for_itself(url, run):
     assert "use_collectives=False" in run("import", url, "ranks", "--step", 300, code=1).stderr
 
 
-def test_export_and_import_of_torch(url, asked, told):
+def test_export_and_import_of_torch(url, asked, output):
     document = asked("export", url, 200, "out.pt", "--paths", "model", "--paths", "optim/betas")
     assert document["format"] == "torch" and document["bytes"] == os.path.getsize("out.pt")
-    assert told("import", url, "out.pt", "--step", 300) == "committed main@300: 5 leaves\n"
+    assert output("import", url, "out.pt", "--step", 300) == "committed main@300: 5 leaves\n"
     with ckptstore.open(url) as store:
         assert_same(store.checkout(300), store.checkout(200, paths=["model", "optim/betas"]))
         assert_same(torch.load("out.pt", weights_only=True), store.checkout(300))
 
 
-def test_a_torch_file_with_pickles(url, run, told):
+def test_a_torch_file_with_pickles(url, run, output):
     torch.save({"half": Fraction(1, 2)}, "object.pt")
     assert "allow pickles" in run("import", url, "object.pt", "--step", 300, code=1).stderr
-    told("import", url, "object.pt", "--step", 300, "--allow-pickle")
+    output("import", url, "object.pt", "--step", 300, "--allow-pickle")
     assert ckptstore.open(url).checkout(300, allow_pickle=True) == {"half": Fraction(1, 2)}
 
 
 @pytest.mark.parametrize("file", [["out.pt"], ["out", "--format", "dcp"]], ids=["torch", "dcp"])
-def test_pickles_are_exported_where_that_is_allowed(url, run, told, file):
+def test_pickles_are_exported_where_that_is_allowed(url, run, output, file):
     with ckptstore.open(url) as store:
         store.commit({"arguments": Namespace(lr=1)}, step=300, allow_pickle=True)
     assert "--allow-pickle" in run("export", url, 300, *file, code=1).stderr
     assert not Path(file[0]).exists()
-    told("export", url, 300, *file, "--allow-pickle")
-    told("import", url, file[0], "--step", 301, "--allow-pickle")
+    output("export", url, 300, *file, "--allow-pickle")
+    output("import", url, file[0], "--step", 301, "--allow-pickle")
     assert ckptstore.open(url).checkout(301, allow_pickle=True) == {"arguments": Namespace(lr=1)}
     assert "--allow-pickle is for" in run("export", url, 300, "out.safetensors", "--allow-pickle", code=2).stderr
 
 
-def test_export_and_import_of_dcp(url, asked, told, run):
+def test_export_and_import_of_dcp(url, asked, output, run):
     document = asked("export", url, "latest", "out", "--format", "dcp", "--paths", "model/frozen", "--paths", "optim")
     sizes = [file.stat().st_size for file in Path("out").iterdir()]
     assert document["format"] == "dcp" and document["bytes"] == sum(sizes)
-    assert told("import", url, "out", "--step", 300) == "committed main@300: 4 leaves\n"
+    assert output("import", url, "out", "--step", 300) == "committed main@300: 4 leaves\n"
     with ckptstore.open(url) as store:
         assert_same(store.checkout(300), store.checkout(200, paths=["model/frozen", "optim"]))
     assert "exists" in run("export", url, 0, "out", "--format", "dcp", code=1).stderr
     assert "--force" in run("export", url, 0, "out", "--format", "dcp", "--force", code=2).stderr
 
 
-def test_import_of_torchsnapshot(url, told, run):
+def test_import_of_torchsnapshot(url, output, run):
     snapshot = Path(__file__).parents[1] / "integrations" / "snapshots" / "ranks"
-    assert told("import", url, snapshot, "--step", 300).startswith("committed main@300")
+    assert output("import", url, snapshot, "--step", 300).startswith("committed main@300")
     assert ckptstore.open(url).read(300, "same/step") == 7
     assert "no file .metadata" in run("import", url, snapshot, "--step", 301, "--format", "dcp", code=1).stderr
     assert "--format" in run("import", url, ".", "--step", 301, code=2).stderr
 
 
-def test_import_beneath_a_name(url, told):
+def test_import_beneath_a_name(url, output):
     torch.save([torch.ones(2)], "list.bin")
-    told("import", url, "list.bin", "--step", 300, "--name", "things")
+    output("import", url, "list.bin", "--step", 300, "--name", "things")
     assert ckptstore.open(url).checkout(300)["things"][0].tolist() == [1.0, 1.0]
 
 
@@ -194,8 +194,8 @@ def test_the_format_must_be_known(url, run):
     Path("out.ckpt").rename("out.tensors")
     assert "--format" in run("import", url, "out.tensors", "--step", 9, code=2).stderr
     Path("empty").mkdir()
-    told = run("import", url, "empty", "--step", 9, code=2).stderr
-    assert "empty holds none of .metadata, .snapshot_metadata" in " ".join(told.split())
+    stderr = run("import", url, "empty", "--step", 9, code=2).stderr
+    assert "empty holds none of .metadata, .snapshot_metadata" in " ".join(stderr.split())
 
 
 def test_nothing_is_overwritten_unasked(url, run):
@@ -261,7 +261,7 @@ def test_safetensors_refuses_what_it_cannot_hold(store):
     )
     with pytest.raises(StateError) as caught:
         export_safetensors(store, 0, "out.safetensors")
-    for told in (
+    for reason in (
         "lr: a plain",
         "array: a numpy",
         "wide: dtype complex128",
@@ -269,7 +269,7 @@ def test_safetensors_refuses_what_it_cannot_hold(store):
         "hold 6 ",
         "half: a float4",
     ):
-        assert told in str(caught.value)
+        assert reason in str(caught.value)
     assert "fine" not in str(caught.value) and os.listdir() == ["store"]
     export_safetensors(store, 0, "out.safetensors", paths=["fine"])
 

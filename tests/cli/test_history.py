@@ -7,8 +7,8 @@ import pytest
 import ckptstore
 
 
-def test_log_lists_commits_newest_first(url, told, asked):
-    head, *rows = told("log", url).splitlines()
+def test_log_lists_commits_newest_first(url, output, asked):
+    head, *rows = output("log", url).splitlines()
     assert head.split() == ["STEP", "TAGS", "AGE", "LEAVES", "LOGICAL", "NEW", "METADATA"]
     assert [row.split()[0] for row in rows] == ["200", "100", "0"]
     assert "best" in rows[1] and "loss=1.9 note=text" in rows[1] and rows[1].endswith("…")
@@ -40,8 +40,8 @@ def test_nothing_committed_is_no_error(tmp_path, run, asked):
     assert asked("log", tmp_path / "empty") == asked("steps", tmp_path / "empty") == []
 
 
-def test_show(url, told, asked):
-    text = told("show", url, "best")
+def test_show(url, output, asked):
+    text = output("show", url, "best")
     assert "main@100" in text and "main@0" in text and "loss" in text and "bfloat16" in text
     commit = asked("show", url, "main@100")
     assert (commit["step"], commit["parent"], commit["leaves"]) == (100, "main@0", 8)
@@ -49,16 +49,20 @@ def test_show(url, told, asked):
     assert asked("show", url, "side@latest")["parent"] == "main@200"
 
 
-def test_steps(url, told, asked):
-    assert told("steps", url) == "0\n100\n200\n"
+def test_steps(url, output, asked):
+    assert output("steps", url) == "0\n100\n200\n"
     assert asked("steps", url, "--run", "side") == [210]
 
 
-def test_tag(url, told, asked):
-    assert told("tag", url, "good", "latest") == "tag good is now main@200\n"
+def test_tag(url, output, asked):
+    assert output("tag", url, "good", "latest") == "tag good is now main@200\n"
     assert asked("tag", url) == {"run": "main", "tags": {"best": 100, "good": 200}}
-    assert [row.split() for row in told("tag", url).splitlines()] == [["TAG", "STEP"], ["best", "100"], ["good", "200"]]
-    told("tag", url, "-d", "best")
+    assert [row.split() for row in output("tag", url).splitlines()] == [
+        ["TAG", "STEP"],
+        ["best", "100"],
+        ["good", "200"],
+    ]
+    output("tag", url, "-d", "best")
     assert ckptstore.open(url).tags() == {"good": 200}
 
 
@@ -67,15 +71,15 @@ def test_tag_says_what_it_takes(url, run, arguments):
     assert "NAME and STEP" in run("tag", url, *arguments, code=2).stderr
 
 
-def test_rm_and_restore(url, told, asked):
-    assert told("rm", url, "0", "main@0", "side@210").startswith("deleted main@0\ndeleted side@210\n")
-    assert "(deleted)" in told("log", url, "--deleted") and asked("steps", url) == [100, 200]
+def test_rm_and_restore(url, output, asked):
+    assert output("rm", url, "0", "main@0", "side@210").startswith("deleted main@0\ndeleted side@210\n")
+    assert "(deleted)" in output("log", url, "--deleted") and asked("steps", url) == [100, 200]
     deleted = [commit["deleted"] is not None for commit in asked("log", url, "--deleted")]
     assert deleted == [False, False, True]
-    assert told("restore", url, 0) == "restored main@0\n"
+    assert output("restore", url, 0) == "restored main@0\n"
     assert asked("restore", url, 210, "--run", "side")["step"] == 210
-    told("rm", url, "side@210")
-    assert told("restore", url, "side@210", "--run", "main") == "restored side@210\n"
+    output("rm", url, "side@210")
+    assert output("restore", url, "side@210", "--run", "main") == "restored side@210\n"
     assert asked("steps", url) == [0, 100, 200]
 
 
@@ -133,37 +137,37 @@ def runs(tmp_path, monkeypatch):
     return "runs"
 
 
-def test_a_step_of_a_run_of_its_own_needs_no_other(runs, told, run, asked):
-    assert "base@2" in told("show", runs, "base@2")
-    assert "x" in told("ls", runs, "base@2")
-    assert "1 changed" in told("diff", runs, "base@1", "base@2", "--summary")
-    assert "wrote base@1 to" in told("export", runs, "base@1", "file.pt")
-    assert "deleted base@1" in told("rm", runs, "base@1")
+def test_a_step_of_a_run_of_its_own_needs_no_other(runs, output, run, asked):
+    assert "base@2" in output("show", runs, "base@2")
+    assert "x" in output("ls", runs, "base@2")
+    assert "1 changed" in output("diff", runs, "base@1", "base@2", "--summary")
+    assert "wrote base@1 to" in output("export", runs, "base@1", "file.pt")
+    assert "deleted base@1" in output("rm", runs, "base@1")
     for arguments in (("diff", runs, "base@2", "2"), ("show", runs), ("tag", runs, "x", "2")):
-        told_instead = run(*arguments, code=1).stderr
-        assert "no run 'main': choose one with --run; there are base, other" in told_instead
+        stderr = run(*arguments, code=1).stderr
+        assert "no run 'main': choose one with --run; there are base, other" in stderr
     assert "nearest: other" in run("show", runs, "2", "--run", "othr", code=1).stderr
 
 
-def test_the_only_run_is_meant(tmp_path, monkeypatch, told, run, asked):
+def test_the_only_run_is_meant(tmp_path, monkeypatch, output, run, asked):
     monkeypatch.chdir(tmp_path)
     with ckptstore.open("one") as store:
         for step in (1, 2, 3):
             store.commit({"x": step}, step=step, run="base")
     assert asked("steps", "one") == [1, 2, 3]
-    assert told("read", "one", 2, "x") == "2\n"
-    assert told("tag", "one", "best", 2) == "tag best is now base@2\n"
+    assert output("read", "one", 2, "x") == "2\n"
+    assert output("tag", "one", "best", 2) == "tag best is now base@2\n"
     assert asked("gc", "one", "--keep-last", 1)["delete"] == [1]
-    assert "deleted base@1" in told("rm", "one", 1)
+    assert "deleted base@1" in output("rm", "one", 1)
     assert "nearest: base" in run("show", "one", "--run", "main", code=1).stderr
     with ckptstore.open("one") as store:
         store.commit({"x": 4}, step=4, run="main")
     assert asked("steps", "one") == [4]
 
 
-def test_a_tag_of_another_run_is_told_as_one_of_that(runs, told, asked):
-    assert told("tag", runs, "best", "base@2") == "tag best is now base@2\n"
-    assert told("tag", runs, "best", "other@1", "--run", "base") == "tag best is now other@1\n"
+def test_a_tag_of_another_run_is_reported_as_one_of_that(runs, output, asked):
+    assert output("tag", runs, "best", "base@2") == "tag best is now base@2\n"
+    assert output("tag", runs, "best", "other@1", "--run", "base") == "tag best is now other@1\n"
     assert asked("tag", runs, "best", "other@2") == {"run": "other", "tags": {"best": 2}}
     assert asked("tag", runs, "--run", "base") == {"run": "base", "tags": {"best": 2}}
-    assert told("tag", runs, "-d", "best", "--run", "base") == "removed tag best\n"
+    assert output("tag", runs, "-d", "best", "--run", "base") == "removed tag best\n"

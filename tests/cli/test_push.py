@@ -14,13 +14,13 @@ def target(run):
     return "bucket"
 
 
-def test_push_brings_what_the_target_lacks(url, target, told, asked):
-    assert told("push", url, target, "best", 0).splitlines()[1].startswith("pushed main@100: ")
+def test_push_brings_what_the_target_lacks(url, target, output, asked):
+    assert output("push", url, target, "best", 0).splitlines()[1].startswith("pushed main@100: ")
     (made,) = asked("push", url, target)
     assert (made["run"], made["step"], made["parent"], made["tags"]) == ("main", 200, "main@100", [])
     assert made["metadata"] == asked("show", url, 200)["metadata"]
     assert made["created"] == asked("show", url, 200)["created"]
-    assert told("push", url, target) == "nothing to push: the target has all of it\n"
+    assert output("push", url, target) == "nothing to push: the target has all of it\n"
     assert asked("push", url, target) == []
     with ckptstore.open(url) as here, ckptstore.open(target) as there:
         for step in (0, 100, 200):

@@ -51,11 +51,11 @@ def kept(tmp_path):
 # leaves
 
 
-def test_an_array_is_told_as_torch_prints_it(url, told, asked):
+def test_an_array_is_shown_as_torch_prints_it(url, output, asked):
     weight = torch.arange(3000, dtype=torch.float32).view(50, 60) + 100
-    assert told("read", url, "best", "model/emb.weight") == f"float32 [50, 60]\n{weight}\n"
-    assert told("read", url, 0, "optim/numpy") == "numpy <i8 [4]\narray([0, 1, 2, 3])\n"
-    assert told("read", url, 100, "model/layers/0") == "int64 []\ntensor(100)\n"
+    assert output("read", url, "best", "model/emb.weight") == f"float32 [50, 60]\n{weight}\n"
+    assert output("read", url, 0, "optim/numpy") == "numpy <i8 [4]\narray([0, 1, 2, 3])\n"
+    assert output("read", url, 100, "model/layers/0") == "int64 []\ntensor(100)\n"
     document = asked("read", url, "main@100", "model/emb.weight")
     assert document == {
         "path": "model/emb.weight",
@@ -96,22 +96,22 @@ def test_arrays_of_every_kind(kept, run, asked, leaf, text, values):
     assert asked("read", url, 0, "x")["values"] == values
 
 
-def test_what_is_printed_of_a_large_array_is_little(kept, told):
-    assert len(told("read", kept({"x": torch.rand(300, 300, 10)}), 0, "x")) < 4000
+def test_what_is_printed_of_a_large_array_is_little(kept, output):
+    assert len(output("read", kept({"x": torch.rand(300, 300, 10)}), 0, "x")) < 4000
 
 
-def test_plain_values_are_told_as_ls_tells_them(kept, told, asked, run):
+def test_plain_values_are_shown_as_ls_shows_them(kept, output, asked, run):
     state = {"lr": 0.1, "betas": (0.9, 0.999), "s": "é\n", "f": Fraction(1, 3), "red": Colour.RED, "none": None}
     url = kept(state)
-    assert [told("read", url, 0, name) for name in state] == [
+    assert [output("read", url, 0, name) for name in state] == [
         *("0.1\n", "(0.9, 0.999)\n", "'é\\n'\n", "Fraction(1, 3)\n", "Colour.RED\n", "None\n"),
     ]
     for leaf in asked("ls", url, 0):
         assert asked("read", url, 0, leaf["path"]) == {name: it for name, it in leaf.items() if name != "tied_to"}
 
 
-def test_nothing_reaches_the_terminal_unescaped(kept, told):
-    assert told("read", kept({"odd": Odd["\x1b[1m"]}), 0, "odd") == "Odd.\\x1b[1m\n"
+def test_nothing_reaches_the_terminal_unescaped(kept, output):
+    assert output("read", kept({"odd": Odd["\x1b[1m"]}), 0, "odd") == "Odd.\\x1b[1m\n"
 
 
 def test_a_large_plain_value_is_whole(kept, run, asked):
@@ -134,8 +134,8 @@ def test_pickles_are_refused(kept, run, size):
 # containers
 
 
-def test_all_beneath_a_container(url, told, asked, run):
-    assert told("read", url, 0, "optim").splitlines() == [
+def test_all_beneath_a_container(url, output, asked, run):
+    assert output("read", url, 0, "optim").splitlines() == [
         *("optim/lr: 0.001", "optim/betas: (0.9, 0.999)", "optim/numpy: numpy <i8 [4]", "array([0, 1, 2, 3])"),
     ]
     document = asked("read", url, 0, "optim")
@@ -148,8 +148,8 @@ def test_all_beneath_a_container(url, told, asked, run):
     assert "é\\n: 0" in run("read", url, 0, "").stdout
 
 
-def test_all_that_a_glob_selects(url, told, asked, run):
-    assert told("read", url, 0, "optim/*r").splitlines()[0] == "optim/lr: 0.001"
+def test_all_that_a_glob_selects(url, output, asked, run):
+    assert output("read", url, 0, "optim/*r").splitlines()[0] == "optim/lr: 0.001"
     found = asked("read", url, 0, "**/*.weight", "--index", "0, :2")
     assert found["path"] == "**/*.weight"
     assert {leaf["path"]: leaf["values"] for leaf in found["leaves"]} == {
@@ -160,10 +160,10 @@ def test_all_that_a_glob_selects(url, told, asked, run):
     assert "no path 'optm/*'; nearest: optim" in run("read", url, 0, "optm/*", code=1).stderr
 
 
-def test_what_is_called_like_a_glob_is_none(kept, told):
+def test_what_is_called_like_a_glob_is_none(kept, output):
     url = kept({"a*": {"x": 1}, "ab": {"x": 2}, "[a]": 3})
-    assert told("read", url, 0, "a*") == "a*/x: 1\n"
-    assert told("read", url, 0, "[a]") == "3\n"
+    assert output("read", url, 0, "a*") == "a*/x: 1\n"
+    assert output("read", url, 0, "[a]") == "3\n"
 
 
 def test_an_empty_container(kept, run, asked):
@@ -173,9 +173,9 @@ def test_an_empty_container(kept, run, asked):
     assert asked("read", url, 0, "e")["leaves"] == []
 
 
-def test_parts_of_a_sparse_tensor(kept, told, asked):
+def test_parts_of_a_sparse_tensor(kept, output, asked):
     url = kept({"s": torch.eye(2).to_sparse()})
-    assert "s/values: float32 [2]\ntensor([1., 1.])" in told("read", url, 0, "s")
+    assert "s/values: float32 [2]\ntensor([1., 1.])" in output("read", url, 0, "s")
     assert asked("read", url, 0, "s")["kind"] == "sparse_coo"
 
 

@@ -1,4 +1,4 @@
-"""Every command reaches a store on a server that needs options, and tells none of them."""
+"""Every command reaches a store on a server that needs options, and shows none of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTION = "--storage-options"
 
 @pytest.fixture
 def place(s3, tmp_path, monkeypatch, run):
-    """A store on an S3 server with two commits, as commands are told of it."""
+    """A store on an S3 server with two commits, as it is given to commands."""
     monkeypatch.chdir(tmp_path)
     place = (s3.url, OPTION, json.dumps(s3.options), "--catalog", "sqlite:///catalog.sqlite")
     run("init", *place)
@@ -88,14 +88,14 @@ def test_the_doctor_goes_where_they_lead(place, s3, run):
 )
 def test_what_is_no_object_of_json_is_wrong_usage(url, run, text):
     for arguments in (("log", url, OPTION, text), ("repair", url, "--source", url, "--source-storage-options", text)):
-        told = run(*arguments, code=2).stderr
-        assert "Usage: " in told and "storage-options" in told and "give a JSON object" in told
-        assert "hunter2" not in told and len(told) < 1000
+        stderr = run(*arguments, code=2).stderr
+        assert "Usage: " in stderr and "storage-options" in stderr and "give a JSON object" in stderr
+        assert "hunter2" not in stderr and len(stderr) < 1000
 
 
 def test_a_folder_takes_none(url, run):
-    told = run("log", url, OPTION, '{"secret": "hunter2"}', code=1).stderr
-    assert "is a folder" in told and "hunter2" not in told
+    stderr = run("log", url, OPTION, '{"secret": "hunter2"}', code=1).stderr
+    assert "is a folder" in stderr and "hunter2" not in stderr
 
 
 @pytest.mark.parametrize("wrong", [{"secret": "hunter2"}, {"passphrase": "hunter2"}, {"config_kwargs": "hunter2"}])

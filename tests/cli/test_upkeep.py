@@ -19,8 +19,8 @@ def test_init_refuses_what_cannot_be(tmp_path, run):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("")
     assert "a place of its own" in run("init", tmp_path / "other", code=1).stderr
-    told = run("init", tmp_path / "new", "--digest", "md5", code=2).stderr
-    assert "'md5' is not one of 'xxh3_128', 'sha256', 'blake3'" in " ".join(told.split())
+    stderr = run("init", tmp_path / "new", "--digest", "md5", code=2).stderr
+    assert "'md5' is not one of 'xxh3_128', 'sha256', 'blake3'" in " ".join(stderr.split())
     assert "--chunk-bytes" in run("init", tmp_path / "new", "--chunk-bytes", 1, code=2).stderr
     assert "CKPTSTORE_KEY_FILE" in run("init", tmp_path / "new", "--encrypt", code=1).stderr
     assert not (tmp_path / "new").exists()
@@ -38,20 +38,20 @@ def test_init_goes_on_where_it_failed_at_the_catalog(tmp_path, run, asked):
 
 def test_init_makes_no_catalog_beside_commits(tmp_path, url, run):
     (tmp_path / "empty.sqlite").touch()
-    told = run("init", url, "--catalog", f"sqlite:///{tmp_path}/empty.sqlite", code=1).stderr
-    assert "holds commits: " in told and "ckptstore rebuild" in told
+    stderr = run("init", url, "--catalog", f"sqlite:///{tmp_path}/empty.sqlite", code=1).stderr
+    assert "holds commits: " in stderr and "ckptstore rebuild" in stderr
 
 
-def test_stats(url, told, asked):
-    assert "main" in told("stats", url) and "stored" in told("stats", url)
+def test_stats(url, output, asked):
+    assert "main" in output("stats", url) and "stored" in output("stats", url)
     document = asked("stats", url)
     assert document["commits"] == 4 and document["stored_bytes"] > 0
     runs = {run["name"]: run for run in document["runs"]}
     assert runs["main"]["latest"] == 200 and runs["side"]["forked_from"] == "main@200"
 
 
-def test_runs(url, told, asked, run, tmp_path):
-    assert [line.split() for line in told("runs", url).splitlines()[1:]] == [
+def test_runs(url, output, asked, run, tmp_path):
+    assert [line.split() for line in output("runs", url).splitlines()[1:]] == [
         ["main", "3", "200"],
         ["side", "1", "210", "main@200"],
     ]
@@ -61,26 +61,26 @@ def test_runs(url, told, asked, run, tmp_path):
     assert asked("runs", tmp_path / "empty") == []
 
 
-def test_verify(url, told, asked):
-    assert told("verify", url).startswith("no problem in 4 commits")
+def test_verify(url, output, asked):
+    assert output("verify", url).startswith("no problem in 4 commits")
     assert asked("verify", url)["ok"]
 
 
-def test_verify_finds_damage(url, told, asked):
+def test_verify_finds_damage(url, output, asked):
     pack = max(Path(url).glob("packs/*/*.pack"), key=lambda path: path.stat().st_size)
     pack.chmod(0o644)
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
     pack.write_bytes(data)
-    text = told("verify", url, code=1)
+    text = output("verify", url, code=1)
     assert "OBJECT" in text and "1 problem" in text and text.endswith("\nckptstore repair tells what can be mended\n")
     document = asked("verify", url, code=1)
     assert not document["ok"] and document["problems"][0]["object"].startswith("packs/")
     assert document["problems"][0]["affected"]
 
 
-def test_migrate(url, told, asked):
-    assert "already" in told("migrate", url)
+def test_migrate(url, output, asked):
+    assert "already" in output("migrate", url)
     assert (
         asked("migrate", url)["before"]
         == asked("migrate", url, "--catalog", f"sqlite:///{url}/catalog.sqlite")["after"]
@@ -92,9 +92,9 @@ def test_migrate_makes_no_catalog_where_no_store_is(tmp_path, run):
     assert not list(tmp_path.iterdir())
 
 
-def test_gc_only_shows_the_plan(url, told, asked):
+def test_gc_only_shows_the_plan(url, output, asked):
     before = sorted(path.name for path in Path(url).rglob("*.*"))
-    text = told("gc", url, "--keep-last", 1, "--grace", 0)
+    text = output("gc", url, "--keep-last", 1, "--grace", 0)
     rows = {row.split()[0]: row for row in text.splitlines()[1:4]}
     assert "delete" in rows["0"] and "tagged best" in rows["100"] and "one of the last 1" in rows["200"]
     assert "--yes" in text
@@ -105,9 +105,9 @@ def test_gc_only_shows_the_plan(url, told, asked):
     assert sorted(path.name for path in Path(url).rglob("*.*")) == before
 
 
-def test_gc_does_it_when_told(url, told, asked):
-    told("tag", url, "-d", "best")
-    assert "deleted 2 commits, freed 0 packs" in told("gc", url, "--keep-last", 1, "--yes")
+def test_gc_does_it_when_told(url, output, asked):
+    output("tag", url, "-d", "best")
+    assert "deleted 2 commits, freed 0 packs" in output("gc", url, "--keep-last", 1, "--yes")
     assert asked("steps", url) == [200]
     report = asked("gc", url, "--grace", 0, "--yes")["report"]
     assert (report["deleted"], report["manifests"], report["packs"]) == ([], 2, 1) and report["bytes"] > 1000
@@ -143,9 +143,9 @@ def test_gc_refuses_to_delete_nearly_all_unseen(tmp_path, run, asked):
             store.commit({"step": step}, step=step)
     gc = ("gc", tmp_path / "store", "--keep-last", 1)
     assert len(asked(*gc)["delete"]) == 19
-    told = run(*gc, "--yes", code=1)
-    assert "19 of 20 commits of run 'main'" in told.stderr and "raise most= (--most)" in told.stderr
-    assert told.stdout == "" and len(asked("steps", tmp_path / "store")) == 20
+    result = run(*gc, "--yes", code=1)
+    assert "19 of 20 commits of run 'main'" in result.stderr and "raise most= (--most)" in result.stderr
+    assert result.stdout == "" and len(asked("steps", tmp_path / "store")) == 20
     assert "most=nan" in run(*gc, "--yes", "--most", "nan", code=1).stderr
     for most in (-0.1, 1.1, "all"):
         assert "--most" in run(*gc, "--most", most, code=2).stderr
@@ -156,21 +156,21 @@ def test_gc_refuses_to_delete_nearly_all_unseen(tmp_path, run, asked):
 def test_the_defaults_that_help_tells(run):
     from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST
 
-    told = " ".join(run("gc", "--help").stdout.split())
-    assert f"[default: {DEFAULT_GRACE:.0f}]" in told and f"[default: {DEFAULT_MOST}]" in told
+    text = " ".join(run("gc", "--help").stdout.split())
+    assert f"[default: {DEFAULT_GRACE:.0f}]" in text and f"[default: {DEFAULT_MOST}]" in text
 
 
-def test_what_is_about_all_runs_needs_none(tmp_path, told):
+def test_what_is_about_all_runs_needs_none(tmp_path, output):
     with ckptstore.open(tmp_path / "store", run="exp-7") as store:
         store.commit({"a": 1}, step=0)
-    assert "exp-7" in told("stats", tmp_path / "store")
-    assert "exp-7" in told("runs", tmp_path / "store")
-    assert told("verify", tmp_path / "store").startswith("no problem in 1 commit")
-    assert "to free: 0 packs" in told("gc", tmp_path / "store")
+    assert "exp-7" in output("stats", tmp_path / "store")
+    assert "exp-7" in output("runs", tmp_path / "store")
+    assert output("verify", tmp_path / "store").startswith("no problem in 1 commit")
+    assert "to free: 0 packs" in output("gc", tmp_path / "store")
 
 
-def test_verify_looks_as_deep_as_it_is_told(url, told, asked, run):
-    assert "0 packs" in told("verify", url, "--level", "catalog")
+def test_verify_looks_as_deep_as_it_is_told(url, output, asked, run):
+    assert "0 packs" in output("verify", url, "--level", "catalog")
     assert asked("verify", url)["packs"] == sum(
         asked("verify", url, "--subset", f"{part}/3")["packs"] for part in (1, 2, 3)
     )
@@ -194,28 +194,28 @@ def test_the_choices_are_those_of_the_store():
     assert set(DIGESTS) == set(digests._MAKERS) and version.CHUNK_BYTES == CHUNK_BYTES
 
 
-def test_repair(url, told, asked, tmp_path):
+def test_repair(url, output, asked, tmp_path):
     shutil.copytree(url, tmp_path / "backup")
-    assert "0 damaged packs" in told("repair", url)
+    assert "0 damaged packs" in output("repair", url)
     for path in Path(url).glob("packs/*/*.pack"):
         path.unlink()
-    assert "STAYS DAMAGED" in told("repair", url)
+    assert "STAYS DAMAGED" in output("repair", url)
     plan = asked("repair", url)
     assert plan["report"] is None and plan["lost"] and plan["packs"]
     assert asked("repair", url, "--source", "backup")["lost"] == []
     report = asked("repair", url, "--source", "backup", "--source-catalog", "sqlite:///backup/catalog.sqlite", "--yes")
     assert report["report"]["lost"] == [] and report["report"]["chunks"] == plan["chunks"] + report["chunks"]
-    assert "retired 0 packs" in told("repair", url, "--yes")
+    assert "retired 0 packs" in output("repair", url, "--yes")
     assert asked("verify", url)["ok"]
 
 
 @pytest.mark.parametrize("way", ["file", "source", "push", "commit"])
-def test_repair_tells_what_brings_back_what_is_lost(url, told, asked, run, tmp_path, way):
+def test_repair_tells_what_brings_back_what_is_lost(url, output, asked, run, tmp_path, way):
     backup = shutil.copytree(url, tmp_path / "backup")
     for path in Path(url).glob("packs/*/*.pack"):
         path.unlink()
     for options, code in (((), 0), (("--yes",), 1)):
-        text = told("repair", url, *options, code=code)
+        text = output("repair", url, *options, code=code)
         assert all(word in text for word in ("copy of the store", "--source", "push", "same content", "verify"))
     assert asked("verify", url, code=1)["problems"] and asked("repair", url, "--yes", code=1)["report"]["lost"]
     if way == "file":
@@ -226,7 +226,7 @@ def test_repair_tells_what_brings_back_what_is_lost(url, told, asked, run, tmp_p
         here.commit({"new": there.read("side@210", "new")}, step=1000)
     if way == "push":
         run("push", backup, url)
-    text = told("repair", url, "--yes", *(("--source", backup) if way == "source" else ()))
+    text = output("repair", url, "--yes", *(("--source", backup) if way == "source" else ()))
     assert "same content" not in text and asked("verify", url)["ok"]
 
 
@@ -240,21 +240,21 @@ def test_repair_from_a_copy_without_its_catalog(url, asked):
     assert not Path("backup", "catalog.sqlite").exists()
 
 
-def test_an_encrypted_store(tmp_path, run, asked, told, monkeypatch):
+def test_an_encrypted_store(tmp_path, run, asked, output, monkeypatch):
     for name in ("CKPTSTORE_KEY", "CKPTSTORE_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     old, new, place = tmp_path / "old", tmp_path / "new", tmp_path / "store"
     old.write_text("old")
     new.write_text("new")
-    told_at_init = run("init", place, "--encrypt", code=1).stderr
-    assert told_at_init.startswith("error: a store is encrypted with a passphrase: give key_file")
+    stderr_of_init = run("init", place, "--encrypt", code=1).stderr
+    assert stderr_of_init.startswith("error: a store is encrypted with a passphrase: give key_file")
     assert not place.exists()
     asked("init", place, "--encrypt", "--key-file", old)
     assert "already" in run("init", place, "--key-file", old, code=1).stderr
     assert "is encrypted: give key_file" in run("stats", place, code=1).stderr
     assert asked("verify", place, "--key-file", old)["ok"]
     assert "does not open" in run("rekey", place, new, "--key-file", new, code=1).stderr
-    assert "the new passphrase opens" in told("rekey", place, new, "--key-file", old)
+    assert "the new passphrase opens" in output("rekey", place, new, "--key-file", old)
     assert asked("stats", place, "--key-file", new)["commits"] == 0
     assert "does not open" in run("stats", place, "--key-file", old, code=1).stderr
 
@@ -271,8 +271,8 @@ def test_an_encrypted_store_is_mended_from_backups_with_other_keys(url, run, ask
     for path in Path("sealed").glob("packs/*/*.pack"):
         path.unlink()
     repair = ("repair", "sealed", "--key-file", "key")
-    told = run(*repair, "--source", url, code=1).stderr
-    assert "only a copy has its key" in told and "push the commits back from there" in told
+    stderr = run(*repair, "--source", url, code=1).stderr
+    assert "only a copy has its key" in stderr and "push the commits back from there" in stderr
     assert "does not open" in run(*repair, "--source", "copy", code=1).stderr
     assert asked(*repair, "--source", "copy", "--source-key-file", "another")["lost"] == []
     assert "not encrypted" in run(*repair, "--source", url, "--source-key-file", "another", code=1).stderr

@@ -60,25 +60,25 @@ def test_every_dependency_has_its_reasons():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = sum(project["optional-dependencies"].values(), project["dependencies"])
     names = {name for requirement in wanted for name in re.findall(r"^[\w-]+", requirement)} - {"ckptstore"}
-    told = (ROOT / "docs" / "dependencies.md").read_text()
-    listed = {name for row in re.findall(r"^\| ([^|]+) \|(?: ([\w-]+) \|)?", told, re.MULTILINE) for name in row}
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    listed = {name for row in re.findall(r"^\| ([^|]+) \|(?: ([\w-]+) \|)?", page, re.MULTILINE) for name in row}
     assert names <= {name.strip() for cell in listed for name in cell.split(",")}
 
 
 def test_the_guide_shows_every_method():
-    told = (ROOT / "docs" / "guide.md").read_text()
+    page = (ROOT / "docs" / "guide.md").read_text()
     ours = [cls for cls in ckptstore.Store.__mro__ if cls is not object]
     methods = [name for cls in ours for name in vars(cls) if not name.startswith("_")]
-    assert not [name for name in methods if not re.search(rf"\.{name}\b", told)]
+    assert not [name for name in methods if not re.search(rf"\.{name}\b", page)]
 
 
 def test_the_manager_has_what_its_page_says():
-    told = (ROOT / "docs" / "manager.md").read_text()
+    page = (ROOT / "docs" / "manager.md").read_text()
     for name, cls in {"manager": ckptstore.CheckpointManager, "store": ckptstore.Store}.items():
-        assert not [method for method in re.findall(rf"\b{name}\.(\w+)", told) if not hasattr(cls, method)]
+        assert not [method for method in re.findall(rf"\b{name}\.(\w+)", page) if not hasattr(cls, method)]
     methods = [name for name in vars(ckptstore.CheckpointManager) if not name.startswith("_")]
-    assert not [name for name in methods if not re.search(rf"manager\.{name}\b", told)]
-    policies = set(re.findall(r"\b(?:Save|Keep)[A-Z]\w+", told))
+    assert not [name for name in methods if not re.search(rf"manager\.{name}\b", page)]
+    policies = set(re.findall(r"\b(?:Save|Keep)[A-Z]\w+", page))
     assert policies - {"SavePolicy"} == {name for name in ckptstore.__all__ if re.match("(Save|Keep)[A-Z]", name)} - {
         "SavePolicy"
     }
@@ -99,8 +99,8 @@ def below(group):
 
 
 def test_the_guide_names_every_error_in_its_group():
-    told = (ROOT / "docs" / "guide.md").read_text().partition("\n## Errors\n")[2].partition("\n## ")[0]
-    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| `.*$", told, re.MULTILINE)]
+    page = (ROOT / "docs" / "guide.md").read_text().partition("\n## Errors\n")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| `.*$", page, re.MULTILINE)]
     groups = {group: {name for name in names if hasattr(errors, name)} for group, *names in rows}
     assert groups == {
         group.__name__: {error.__name__ for error in below(group)} for group in errors.CkptStoreError.__subclasses__()

@@ -33,9 +33,9 @@ def masked(text):
     return re.sub(r"[+-]?\d+(\.\d+)?", "#", re.sub(r"\[.*\]", "[…]", text)).strip()
 
 
-def numbers(pattern, told):
-    found = re.search(pattern, told)
-    assert found, told
+def numbers(pattern, output):
+    found = re.search(pattern, output)
+    assert found, output
     return [float(number) for number in found.groups()]
 
 
@@ -50,13 +50,13 @@ def stored_once_the_killed_writer_is_fenced(store):
 
 @pytest.mark.slow
 def test_quickstart(tmp_path):
-    told = run("quickstart.py", tmp_path / "store")
-    assert 20 <= numbers(r"SIGKILL after step (\d+)", told)[0] <= 60
-    assert "differences to the undisturbed run at step 60: 0" in told
-    assert "verified, every byte" in told
+    output = run("quickstart.py", tmp_path / "store")
+    assert 20 <= numbers(r"SIGKILL after step (\d+)", output)[0] <= 60
+    assert "differences to the undisturbed run at step 60: 0" in output
+    assert "verified, every byte" in output
     shown = re.search(r"<!-- output of quickstart -->\n```text\n(.*?)```", README.read_text(), re.DOTALL)
     assert shown
-    assert masked(told) == masked(shown[1])
+    assert masked(output) == masked(shown[1])
     with ckptstore.open(tmp_path / "store", run="killed", create=False) as store:
         state, straight = store.checkout(60), store.checkout("straight@60")
         assert state["model"]["head.weight"] is state["model"]["embedding.weight"]
@@ -67,11 +67,11 @@ def test_quickstart(tmp_path):
 
 @pytest.mark.slow
 def test_finetune_frozen(tmp_path):
-    told = run("finetune_frozen.py", tmp_path / "store")
-    shares = [float(share) for share in re.findall(r"([\d.]+)% of the first", told)]
+    output = run("finetune_frozen.py", tmp_path / "store")
+    shares = [float(share) for share in re.findall(r"([\d.]+)% of the first", output)]
     assert len(shares) == 6
     assert max(shares) < 5
-    assert "differences to the undisturbed run at step 30: 0" in told
+    assert "differences to the undisturbed run at step 30: 0" in output
     with ckptstore.open(tmp_path / "store", run="straight", create=False) as store:
         base = store.checkout("base@20")["model"]
         tuned, killed = store.checkout(30)["model"], store.checkout("killed@30")["model"]
@@ -81,11 +81,11 @@ def test_finetune_frozen(tmp_path):
 
 @pytest.mark.slow
 def test_preemptible_train(tmp_path):
-    told = run("preemptible_train.py", tmp_path / "store")
-    stops = re.findall(r"SIGTERM after step (\d+), last commit at step (\d+)", told)
+    output = run("preemptible_train.py", tmp_path / "store")
+    stops = re.findall(r"SIGTERM after step (\d+), last commit at step (\d+)", output)
     assert len(stops) == 2
     assert all(int(sent) < int(last) < 60 for sent, last in stops)
-    assert "differences to the undisturbed run at step 60: 0" in told
+    assert "differences to the undisturbed run at step 60: 0" in output
     with ckptstore.open(tmp_path / "store", run="preempted", create=False) as store:
         assert {50, 60} <= set(store.steps())
         assert store.verify().ok
@@ -94,9 +94,9 @@ def test_preemptible_train(tmp_path):
 @pytest.mark.slow
 @pytest.mark.crash
 def test_huggingface_trainer(tmp_path):
-    told = run("huggingface_trainer.py", tmp_path / "store")
-    assert 16 <= numbers(r"SIGKILL after step 18, last commit at step (\d+)", told)[0] <= 28
-    assert "differences to the undisturbed run at step 30: 0" in told
+    output = run("huggingface_trainer.py", tmp_path / "store")
+    assert 16 <= numbers(r"SIGKILL after step 18, last commit at step (\d+)", output)[0] <= 28
+    assert "differences to the undisturbed run at step 30: 0" in output
     with ckptstore.open(tmp_path / "store", run="killed", create=False) as store:
         assert store.steps() == [4, 8, 12, 16, 20, 24, 28, 30]
         assert json.loads(store.read(30, "trainer"))["global_step"] == 30
@@ -106,9 +106,9 @@ def test_huggingface_trainer(tmp_path):
 @pytest.mark.slow
 @pytest.mark.crash
 def test_lightning_train(tmp_path):
-    told = run("lightning_train.py", tmp_path / "store")
-    assert numbers(r"SIGKILL in epoch 3, last commit at step (\d+)", told)[0] in {16, 24}
-    assert "differences to the undisturbed run: 0" in told
+    output = run("lightning_train.py", tmp_path / "store")
+    assert numbers(r"SIGKILL in epoch 3, last commit at step (\d+)", output)[0] in {16, 24}
+    assert "differences to the undisturbed run: 0" in output
     with ckptstore.open(tmp_path / "store", run="killed", create=False) as store:
         assert store.steps() == [8, 16, 24, 32, 40]
         assert store.verify().ok
@@ -133,23 +133,23 @@ def train_in_two(folder, epochs):
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
     )
     try:
-        told, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=PATIENCE)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, told
-    return re.findall(r"rank \d: \d+", told)
+    assert process.returncode == 0, output
+    return re.findall(r"rank \d: \d+", output)
 
 
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize(("name", "ranks"), [("fsdp2_train.py", 4), ("ddp_train.py", 2)])
 def test_distributed_trainings(tmp_path, name, ranks):
-    told = run(name, tmp_path / "store")
-    assert "one of 2 ranks killed after step 6, last commit at step 4" in told
-    assert f"elastic: {ranks} ranks, to step 12" in told
-    assert "differences to the straight run at step 12: 0" in told
-    assert "the same at every step: True" in told
+    output = run(name, tmp_path / "store")
+    assert "one of 2 ranks killed after step 6, last commit at step 4" in output
+    assert f"elastic: {ranks} ranks, to step 12" in output
+    assert "differences to the straight run at step 12: 0" in output
+    assert "the same at every step: True" in output
     with ckptstore.open(tmp_path / "store", run="elastic", create=False) as store:
         assert store.steps() == [4, 8, 12]
         losses = store.read(12, "losses")

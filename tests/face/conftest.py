@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def gradients():
-    """Whoever leaves gradients off is told of, before others fail for it."""
+    """Whoever leaves gradients off is named, before others fail for it."""
     yield
     left_on = torch.is_grad_enabled()
     torch.set_grad_enabled(True)

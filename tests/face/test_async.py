@@ -294,7 +294,7 @@ def test_threads_take_turns(gated):
     assert store.steps() == list(range(6))
 
 
-def test_bad_arguments_are_told_at_once(store):
+def test_bad_arguments_are_reported_at_once(store):
     for arguments, error in [
         ({"app_state": {"x": object()}, "step": 0}, UnsupportedLeaf),
         ({"app_state": weights(), "step": -1}, InvalidArgument),
@@ -350,7 +350,7 @@ def test_the_with_block_surfaces_it_too(tmp_path, failing):
         store.commit_async(weights(), step=0)
 
 
-def test_a_step_that_exists_is_told_by_the_handle(store):
+def test_a_step_that_exists_is_reported_by_the_handle(store):
     store.commit(weights(), step=0)
     handle = store.commit_async(weights(1), step=0)
     with pytest.raises(StepExists, match="step 0"):
@@ -403,7 +403,7 @@ def test_the_interpreter_waits_for_it(tmp_path, end):
         assert torch.equal(store.checkout(3)["w"], torch.arange(50_000))
 
 
-def test_an_error_is_told_at_exit(tmp_path):
+def test_an_error_is_reported_at_exit(tmp_path):
     done = _run_to_the_end(tmp_path / "store", fail='raise ckptstore.StorageFull("no space")')
     assert "ckptstore: a background commit failed: StorageFull('no space')" in done.stderr
     with ckptstore.open(tmp_path / "store") as store:

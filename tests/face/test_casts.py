@@ -345,10 +345,10 @@ def test_who_does_not_ask_is_told_how_to(store):
     live = {"a": torch.zeros(900, dtype=HALF), "b": torch.zeros(900), "c": torch.zeros(30, 30)}
     with pytest.raises(StateMismatch) as caught:
         store.checkout(0, into=live)
-    told = {line.partition(":")[0]: line for line in caught.value.different}
-    assert set(told) == {"a", "c"}
-    assert "allow_cast=True" in told["a"]
-    assert "allow_cast" not in told["c"]
+    lines = {line.partition(":")[0]: line for line in caught.value.different}
+    assert set(lines) == {"a", "c"}
+    assert "allow_cast=True" in lines["a"]
+    assert "allow_cast" not in lines["c"]
     assert not any(tensor.any() for tensor in live.values())
 
 
@@ -403,7 +403,7 @@ def test_tensors_that_are_two_in_the_commit_are_not_one_after_a_cast(store):
     assert not tied.any()
 
 
-def test_a_budget_that_does_not_do_is_told_first(store):
+def test_a_budget_that_does_not_do_is_reported_first(store):
     store.commit({"t": noise(9000)}, step=0)
     live = {"t": torch.zeros(9000, dtype=HALF)}
     with pytest.raises(BudgetTooSmall):

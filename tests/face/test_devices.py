@@ -45,7 +45,7 @@ CHUNK = 1 << 16
 COUNT = 70_001  # in five chunks: these cannot be halved
 ADAM = 4
 FINGERPRINTS = 16 * 9
-"""Bytes that tell what changed in a tensor of COUNT floats."""
+"""Bytes that show what changed in a tensor of COUNT floats."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about complex32
 
@@ -208,8 +208,8 @@ def test_a_commit_that_failed_before_it_began_keeps_no_memory(store, monkeypatch
 
 
 def test_a_commit_that_another_rank_refuses_keeps_no_memory(store, monkeypatch):
-    def refuse(_: Ranks, tell: Callable[[], object], __: object) -> None:
-        tell()
+    def refuse(_: Ranks, prepare: Callable[[], object], __: object) -> None:
+        prepare()
         raise CommitInFlight("another rank has one")
 
     with FakeDevices() as devices, running_at_once(monkeypatch):
@@ -231,17 +231,17 @@ def test_the_device_is_told_what_it_copies_to_the_host(store, monkeypatch):
 
 @contextmanager
 def running_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """As CUDA does what it is given, of which it keeps nothing. Gives what it was told to keep."""
-    told: list[Tensor] = []
+    """As CUDA does what it is given, of which it keeps nothing. Gives what it was to keep."""
+    kept: list[Tensor] = []
     submit = FakeLane.submit
 
     def submit_and_run(lane: FakeLane, work: Any, uses: Any = ()) -> None:
-        told.extend(uses)
+        kept.extend(uses)
         submit(lane, work)
         lane.synchronize()
 
     monkeypatch.setattr(FakeLane, "submit", submit_and_run)
-    yield told
+    yield kept
 
 
 def test_what_is_brought_into_order_takes_no_memory_once_it_is_copied(store, monkeypatch):
@@ -273,7 +273,7 @@ def test_what_is_refused_while_a_graph_is_captured_changes_nothing(store, monkey
     def unwanted(_: torch.device) -> None:
         pytest.fail("compiling would spoil what is captured")
 
-    def told(tensors: list[Tensor], copies: Copies) -> Tensor:
+    def observed(tensors: list[Tensor], copies: Copies) -> Tensor:
         asked.append(copies.firsts)
         return fingerprints(tensors, copies)
 
@@ -293,7 +293,7 @@ def test_what_is_refused_while_a_graph_is_captured_changes_nothing(store, monkey
             capturing.setattr(FakeLane, "follow", captured)
             capturing.setattr("ckptstore.state.device_staging.prepare", unwanted)
             store.commit(state, step=2)
-        monkeypatch.setattr("ckptstore.state.device_staging.fingerprints", told)
+        monkeypatch.setattr("ckptstore.state.device_staging.fingerprints", observed)
         store.commit_async(state, step=3).result()
     assert asked == [[0]]
 
@@ -331,13 +331,13 @@ def test_training_does_not_wait_for_a_kernel_that_is_compiled(store, monkeypatch
 
 
 def test_a_first_call_gives_the_device_nothing_but_copies(store, monkeypatch):
-    def told(tensors: list[Tensor], copies: Copies | None = None) -> Tensor:
-        happened.append("told")
+    def observed(tensors: list[Tensor], copies: Copies | None = None) -> Tensor:
+        happened.append("observed")
         assert gate.wait(60)
         return fingerprints(tensors, copies)
 
     happened, gate = list[str](), threading.Event()
-    monkeypatch.setattr("ckptstore.state.device_staging.fingerprints", told)
+    monkeypatch.setattr("ckptstore.state.device_staging.fingerprints", observed)
     with FakeDevices() as devices, running_at_once(monkeypatch):
         state = {"x": devices.put(numbers())}
         handle = store.commit_async(state, step=0)
@@ -345,7 +345,7 @@ def test_a_first_call_gives_the_device_nothing_but_copies(store, monkeypatch):
         happened.append("returned")
         gate.set()
         assert handle.result().new_bytes > 4 * COUNT
-        assert sorted(happened) == ["returned", "told"]
+        assert sorted(happened) == ["observed", "returned"]
         assert store.commit_async(state, step=1).result().new_bytes < 1000
 
 
@@ -369,7 +369,7 @@ def test_what_a_device_cannot_tell_later_for_want_of_memory_is_new_next_time(sto
     assert crossed == [FINGERPRINTS + 4 * COUNT, FINGERPRINTS + CHUNK, FINGERPRINTS + CHUNK]
 
 
-def test_what_was_copied_for_a_commit_that_told_nothing_is_copied_again(store, monkeypatch):
+def test_what_was_copied_for_a_commit_that_looked_at_nothing_is_copied_again(store, monkeypatch):
     def fail(_: Staged) -> None:
         raise StateError("odd")
 
@@ -837,7 +837,7 @@ def _tell_freed(freed: list[int], said: Any) -> None:
 
 
 class Event:
-    """A mark that something can be told of."""
+    """A mark that can be waited for."""
 
     def __init__(self, mark: Any) -> None:
         self.wait = mark.wait
@@ -959,7 +959,7 @@ def test_a_part_is_read_into_a_device(store):
     assert torch.equal(out, numbers()[:70_000].view(700, 100)[100:190, :50])
 
 
-def test_a_budget_that_does_not_do_is_told(store):
+def test_a_budget_that_does_not_do_is_reported(store):
     store.commit({"x": numbers()}, step=0)
     with FakeDevices() as devices:
         live = {"x": devices.put(torch.zeros(COUNT))}

@@ -209,7 +209,7 @@ def test_a_handler_may_save_within_a_step(slowed, monkeypatch, way):
 @pytest.mark.parametrize("within", ["the state", "the copying"])
 def test_a_handler_within_commit_async_is_refused_another(slowed, monkeypatch, act, within):
     store, _ = slowed
-    told: list[CommitInFlight] = []
+    refusals: list[CommitInFlight] = []
 
     def signalled() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -229,13 +229,13 @@ def test_a_handler_within_commit_async_is_refused_another(slowed, monkeypatch, a
     def interfere() -> None:
         with pytest.raises(CommitInFlight) as found:
             store.close() if act == "close" else store.commit_async({"x": 1}, step=2)
-        told.append(found.value)
+        refusals.append(found.value)
 
     if within == "the copying":
         monkeypatch.setattr(KeptBuffers, "copy", copy_signalled)
     with handling(interfere):
         store.commit_async({"state": Handling(a=1), "w": torch.ones(5000)}, step=1).result()
-    assert told
+    assert refusals
     assert store.steps() == [1]
 
 
@@ -313,7 +313,7 @@ def test_a_commit_that_is_interrupted_keeps_nothing(slowed):
         gc.enable()
 
 
-def test_a_store_is_closed_while_progress_is_told(tmp_path):
+def test_a_store_is_closed_while_progress_is_reported(tmp_path):
     store = ckptstore.open(tmp_path / "store")
     store.commit({"w": torch.ones(5000)}, step=1, progress=lambda *_: store.close())
     assert store.steps() == [1]
@@ -407,12 +407,12 @@ def test_an_optimizer_that_was_not_set_up_for_hooks_is_copied(slowed):
     assert_same(store.checkout(1)["w"], before)
 
 
-def test_a_failed_commit_is_forgotten_once_it_was_told(slowed):
+def test_a_failed_commit_is_forgotten_once_it_was_reported(slowed):
     store, storage = slowed
-    told = []
+    errors = []
     for step in range(2):
         storage.error = StorageFull("no space")
-        told.append(weakref.ref(storage.error))
+        errors.append(weakref.ref(storage.error))
         handle = store.commit_async({"w": torch.ones(5000)}, step=step)
         if step:
             with pytest.raises(StorageFull):
@@ -424,7 +424,7 @@ def test_a_failed_commit_is_forgotten_once_it_was_told(slowed):
         del handle
     store.commit_async({"x": 1}, step=9).result()
     gc.collect()
-    assert [error() for error in told] == [None, None]
+    assert [error() for error in errors] == [None, None]
 
 
 def test_optimizers_keep_nothing_of_a_store_that_is_gone(tmp_path):
@@ -509,11 +509,11 @@ def run(source: str, place: Any, *given: str) -> Any:
     return subprocess.run(command, capture_output=True, text=True, check=True)
 
 
-def test_an_error_is_told_when_a_fork_ends(tmp_path):
+def test_an_error_is_reported_when_a_fork_ends(tmp_path):
     assert run(_FORKED, tmp_path / "store").stderr.count("a background commit failed: StepExists(") == 1
 
 
-def test_an_error_of_before_a_fork_is_told_by_the_parent_alone(tmp_path):
+def test_an_error_of_before_a_fork_is_reported_by_the_parent_alone(tmp_path):
     assert run(_FAILED_BEFORE, tmp_path / "store").stderr.count("a background commit failed: StepExists(") == 1
 
 

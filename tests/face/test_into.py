@@ -60,9 +60,9 @@ def test_a_module_without_memory_is_told_what_to_do(store):
     store.commit({"m": model()}, step=0)
     with torch.device("meta"):
         target = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 32))
-    told = r"cannot store or fill 'm/0.weight': a tensor on the meta device; .*call its module's to_empty\(device=…\)"
+    error = r"cannot store or fill 'm/0.weight': a tensor on the meta device; .*call its module's to_empty\(device=…\)"
     for act in (lambda: store.checkout(0, into={"m": target}), lambda: store.commit({"m": target}, step=1)):
-        with pytest.raises(UnsupportedLeaf, match=told):
+        with pytest.raises(UnsupportedLeaf, match=error):
             act()
     target.to_empty(device="cpu")
     store.checkout(0, into={"m": target})
@@ -313,7 +313,7 @@ def test_random_state_is_loaded_last(store):
 
 @pytest.mark.parametrize("key", ["rng_state", "torch"])
 def test_random_state_that_others_saved(store, key):
-    """torchsnapshot's RNGState tells of one generator, and so may what is handmade."""
+    """torchsnapshot's RNGState holds one generator, and so may what is handmade."""
     store.commit({"rng": {key: torch.get_rng_state()}}, step=0)
     expected, python = torch.rand(5), random.getstate()
     store.checkout(0, into={"rng": ckptstore.RNGState()})
@@ -323,12 +323,13 @@ def test_random_state_that_others_saved(store, key):
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(
-    ("other", "told"), [({"generator": torch.zeros(3)}, "generator"), (torch.zeros(3), "no such state"), (5, "no such")]
+    ("other", "found"),
+    [({"generator": torch.zeros(3)}, "generator"), (torch.zeros(3), "no such state"), (5, "no such")],
 )
-def test_random_state_of_which_nothing_is_told(store, strict, other, told):
+def test_random_state_of_which_the_commit_has_nothing(store, strict, other, found):
     store.commit({"w": torch.ones(3), "rng": other}, step=0)
     state: dict[str, Any] = {"w": torch.zeros(3), "rng": ckptstore.RNGState()}
-    with pytest.raises(ckptstore.StateMismatch, match=f"rng: an RNGState, for which the commit has {told}"):
+    with pytest.raises(ckptstore.StateMismatch, match=f"rng: an RNGState, for which the commit has {found}"):
         store.checkout(0, into=state, strict=strict)
     assert not state["w"].any()
     store.checkout(0, into=state, strict=strict, paths="w")
@@ -571,7 +572,7 @@ def test_another_kind_of_optimizer_gets_the_state_when_asked_for(store):
 
 
 class Sparing(torch.optim.SGD):
-    """Tells of no hyperparameters."""
+    """Has no hyperparameters in its state."""
 
     def state_dict(self) -> Any:
         state = super().state_dict()
@@ -626,11 +627,11 @@ def test_an_optimizer_whose_parameters_have_another_order(store, split, number):
     store.commit({"optim": stepped(named("abcd", split=split))}, step=0)
     live, fresh = stepped(named("acbd", split=split)), named("acbd", split=split)
     before = live.state_dict()
-    told = rf"optim: its parameters .* order .*: number {number} is 'b', and 'c' here; make it in that order, or"
+    message = rf"optim: its parameters .* order .*: number {number} is 'b', and 'c' here; make it in that order, or"
     for paths in (None, "optim", "optim/state/0/exp_avg", "optim/param_groups", "optim/**/param_names"):
-        with pytest.raises(StateMismatch, match=told):
+        with pytest.raises(StateMismatch, match=message):
             store.checkout(0, into={"optim": live}, paths=paths, strict=False)
-    with pytest.raises(StateMismatch, match=told):
+    with pytest.raises(StateMismatch, match=message):
         store.checkout(0, into={"optim": fresh})
     store.checkout(0, into={"optim": live}, paths="optim/**/lr")
     assert_same(live.state_dict(), before)
@@ -857,7 +858,7 @@ def test_a_module_without_anything_is_no_mistake(store, committed):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_what_cannot_be_meant_is_told_however_strict(store, committed, strict):
+def test_what_cannot_be_meant_is_reported_however_strict(store, committed, strict):
     live = app_state(1)
     before = bits(live)
     with pytest.raises(StateMismatch, match=r"changed\n  different:\n    modle: the commit has .*model"):
@@ -867,7 +868,7 @@ def test_what_cannot_be_meant_is_told_however_strict(store, committed, strict):
     assert_same(bits(live), before)
 
 
-def test_a_module_that_has_nothing_of_the_commits_is_told(store, committed):
+def test_a_module_that_has_nothing_of_the_commits_is_reported(store, committed):
     wrapped = {"model": torch.nn.ModuleDict({"inner": app_state(1)["model"]})}
     before = bits(wrapped)
     with pytest.raises(StateMismatch, match="model: has nothing of the commit's, such as model/"):
@@ -964,14 +965,14 @@ def misfits() -> tuple[dict[str, Any], set[str], set[str], set[str]]:
     return live, missing, unexpected, {"model/2.weight", "plain/a", "optim"}
 
 
-def test_all_that_does_not_fit_is_told_at_once(store, committed):
+def test_all_that_does_not_fit_is_reported_at_once(store, committed):
     live, missing, unexpected, different = misfits()
     before = bits(live)
     with pytest.raises(StateMismatch) as caught:
         store.checkout(0, into=live)
     error = caught.value
     assert (set(error.missing), set(error.unexpected)) == (missing, unexpected)
-    assert {told.partition(":")[0] for told in error.different} == different
+    assert {line.partition(":")[0] for line in error.different} == different
     assert all(path in str(error) for path in missing | unexpected | different)
     assert "to leave what is meant to differ as it is, select the others with paths=" in str(error)
     assert_same(bits(live), before)
@@ -1011,15 +1012,15 @@ WRAPPED: dict[str, tuple[Any, Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_what_wraps_a_module_is_told(store, name):
-    committed, target, told = WRAPPED[name]
+def test_what_wraps_a_module_is_reported(store, name):
+    committed, target, lines = WRAPPED[name]
     store.commit({"model": committed(model(0))}, step=0)
     with pytest.raises(StateMismatch) as caught:
         store.checkout(0, into={"model": target(model(1))})
     _, _, advice = str(caught.value).partition("the same but for what wraps a module:")
     assert [
-        line.strip()[: len(line_told)] for line, line_told in zip(advice.split("\n")[1:], told, strict=True)
-    ] == told
+        line.strip()[: len(expected)] for line, expected in zip(advice.split("\n")[1:], lines, strict=True)
+    ] == lines
 
 
 def test_other_names_are_not_taken_for_what_wraps_a_module(store):
@@ -1173,7 +1174,7 @@ def test_a_pickle_is_refused_before_anything_is_written(store):
     ],
     ids=["namedtuple", "dataclass", "enum", "key", "key within a key"],
 )
-def test_an_unknown_type_is_told_before_anything_is_written(store, monkeypatch, source):
+def test_an_unknown_type_is_reported_before_anything_is_written(store, monkeypatch, source):
     module = ModuleType("gone_for_a_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(source, module.__dict__)
@@ -1210,9 +1211,9 @@ def test_a_small_budget_is_enough(store, committed):
 
 
 def test_progress_reaches_the_end(store, committed):
-    told: list[tuple[str, int, int]] = []
-    store.checkout(0, into=app_state(1), progress=lambda *seen: told.append(seen))
-    assert {stage for stage, *_ in told} == {"checkout"}
-    done = [count for _, count, _ in told]
+    calls: list[tuple[str, int, int]] = []
+    store.checkout(0, into=app_state(1), progress=lambda *seen: calls.append(seen))
+    assert {stage for stage, *_ in calls} == {"checkout"}
+    done = [count for _, count, _ in calls]
     assert done == sorted(done)
-    assert 0 < done[-1] <= told[-1][2] == store.find(0).logical_bytes
+    assert 0 < done[-1] <= calls[-1][2] == store.find(0).logical_bytes

@@ -285,7 +285,7 @@ def test_a_step_waits_for_no_catalog(slowed, monkeypatch, there):
     assert_same(store.checkout(1)["w"], expected)
 
 
-def test_what_is_changed_by_hand_is_told(slowed):
+def test_what_is_changed_by_hand_is_reported(slowed):
     store, storage = slowed
     weights, optimizer = large()
     storage.gate.clear()
@@ -300,7 +300,7 @@ def test_what_is_changed_by_hand_is_told(slowed):
     assert_same(store.checkout(0)["w"], weights)
 
 
-def test_what_was_changed_by_hand_before_a_step_is_told(slowed):
+def test_what_was_changed_by_hand_before_a_step_is_reported(slowed):
     store, storage = slowed
     weights, optimizer = large()
     storage.gate.clear()
@@ -461,7 +461,7 @@ def test_a_checkout_into_the_same_tensors_waits(slowed):
     assert_same(store.checkout(1)["w"], second)
 
 
-def test_a_checkout_of_another_store_is_told(slowed, tmp_path):
+def test_a_checkout_of_another_store_is_reported(slowed, tmp_path):
     store, storage = slowed
     weights, optimizer = large()
     with ckptstore.open(tmp_path / "other") as other:

@@ -197,8 +197,8 @@ def test_types_and_names_agree():
             shown = getattr(ckptstore, alias.asname or alias.name)
             assert shown.__module__ == node.module or node.module.startswith(shown.__module__)
             assert shown.__name__ == alias.name
-    told = {alias.asname or alias.name for node in block.body for alias in getattr(node, "names", [])}
-    assert told == set(NAMES)
+    imported = {alias.asname or alias.name for node in block.body for alias in getattr(node, "names", [])}
+    assert imported == set(NAMES)
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

@@ -85,13 +85,13 @@ def test_a_target_without_memory_is_refused(store, size):
     with pytest.raises(InvalidArgument, match="storage was freed"):
         store.read(0, "a", out=freed)
 
-    def told(tensor):
+    def refused(tensor):
         with pytest.raises(InvalidArgument, match="outside of its functions"):
             store.read(0, "a", out=tensor)
         return tensor.sum()
 
-    torch.func.grad(told)(torch.zeros(size))
-    torch.func.functionalize(told)(torch.zeros(size))
+    torch.func.grad(refused)(torch.zeros(size))
+    torch.func.functionalize(refused)(torch.zeros(size))
 
 
 @pytest.mark.parametrize("dtype", ["V0", []], ids=str)
@@ -347,7 +347,7 @@ def test_only_arrays_have_parts(store, tree, path, options):
         store.read(0, path, **options)
 
 
-def test_the_root_is_not_told_as_near(store):
+def test_the_root_is_not_named_as_near(store):
     store.commit({"q": 1, "w": 2}, step=0)
     for wish in (lambda: store.read(0, "zzz"), lambda: store.checkout(0, paths="zzz")):
         with pytest.raises(PathNotFound, match=r"nearest: q, w$"):
@@ -367,8 +367,8 @@ def test_names_that_do_not_exist_tell_the_nearest(store, tree):
 
 @pytest.mark.parametrize("path", [["a/w"], ("a/w", "a"), {"a": 1}, None, 3, torch.ones(9)], ids=repr)
 def test_one_path_is_read(store, tree, path):
-    told = rf"^the path is a {type(path).__name__}: give one as text, or several to checkout\(paths=…\)$"
-    with pytest.raises(InvalidArgument, match=told):
+    refused = rf"^the path is a {type(path).__name__}: give one as text, or several to checkout\(paths=…\)$"
+    with pytest.raises(InvalidArgument, match=refused):
         store.read(0, path)
 
 

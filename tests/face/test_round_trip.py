@@ -340,8 +340,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_unknown_leaf_is_refused_by_path_and_type(store, name):
-    make, told = REFUSED[name]
-    with pytest.raises(UnsupportedLeaf, match=rf"'model/x/1'.*{told}") as caught:
+    make, reason = REFUSED[name]
+    with pytest.raises(UnsupportedLeaf, match=rf"'model/x/1'.*{reason}") as caught:
         store.commit({"w": tensor(5000), "model": {"x": [1, make()]}}, step=0)
     assert caught.value.path == "model/x/1"
     assert store.steps() == []

@@ -255,18 +255,18 @@ def test_an_optimizers_hooks_have_their_say(store, kind):
     first.param_groups[0]["params"][0].grad = torch.ones(3).bfloat16()
     first.step()
     store.commit({"optim": first}, step=0)
-    told: list[Any] = []
+    loaded: list[Any] = []
 
     def rename(_: Any, state: dict[str, Any]) -> dict[str, Any]:
         return {**state, "state": {0: {"renamed": torch.full((3,), 1 / 3)}}}
 
     second.register_load_state_dict_pre_hook(rename)
-    second.register_load_state_dict_post_hook(lambda optimizer: told.append(copy.deepcopy(optimizer.state)))
+    second.register_load_state_dict_post_hook(lambda optimizer: loaded.append(copy.deepcopy(optimizer.state)))
     store.checkout(0, into={"optim": second})
     assert_same(list(second.state.values()), [{"renamed": torch.full((3,), 1 / 3)}])
-    assert_same([list(state.values()) for state in told], [[{"renamed": torch.full((3,), 1 / 3)}]])
+    assert_same([list(state.values()) for state in loaded], [[{"renamed": torch.full((3,), 1 / 3)}]])
     second.load_state_dict(first.state_dict())
-    assert len(told) == 2
+    assert len(loaded) == 2
 
 
 def test_an_optimizers_plain_values_may_have_become_tensors(store):

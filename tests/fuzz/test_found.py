@@ -64,7 +64,7 @@ def test_a_dtype_by_another_name_than_writers_give_it(dtype):
 
 
 def pack_of(*frames: packs.Frame) -> bytes:
-    """A pack of 1000 zeros whose footer tells of these frames."""
+    """A pack of 1000 zeros whose footer lists these frames."""
     return seal_pack(bytes(1000), msgspec.msgpack.encode(frames))
 
 
@@ -471,7 +471,7 @@ def test_the_memory_that_small_documents_take(tmp_path):
         made = seal_document(plain.replace(b"\xa1x\0", b"\xa1x\xdd" + struct.pack(">I", many) + node * many))
         assert len(made) < 3000
         (tmp_path / str(number)).write_bytes(made)
-    told = subprocess.run([sys.executable, "-c", MEASURE, *tmp_path.iterdir()], capture_output=True, check=True)
-    read, peak = map(int, told.stdout.split())
+    done = subprocess.run([sys.executable, "-c", MEASURE, *tmp_path.iterdir()], capture_output=True, check=True)
+    read, peak = map(int, done.stdout.split())
     assert read == 3
     assert peak < 450

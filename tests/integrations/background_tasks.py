@@ -139,7 +139,7 @@ def commit_in_turns(group, place):
 
 @task
 def stage_and_fail(group, place, who):
-    """One rank cannot stage: all are told at once, and go on."""
+    """One rank cannot stage: all get the error at once, and go on."""
     state: dict[str, Any] = {"model": laid_out(tensors(1), "rows", group)}
     if dist.get_rank(group) == who:
         state["dying"] = Dying("fail")
@@ -155,8 +155,8 @@ def stage_and_fail(group, place, who):
 
 @task
 def write_and_fail(group, place, who):
-    """One rank cannot write: all are told by the handle, or else by the next call, and go on."""
-    told = []
+    """One rank cannot write: all get the error from the handle, or else from the next call, and go on."""
+    errors = []
     with ckptstore.open(place) as store:
         store.commit({"model": laid_out(tensors(0), "rows", group)}, step=0, process_group=group)
         for step in (1, 2):
@@ -167,9 +167,9 @@ def write_and_fail(group, place, who):
                     handle.exception()
                     store.commit_async(state, step=step, process_group=group) if step == 1 else handle.result()
                 except ckptstore.CkptStoreError as error:
-                    told.append(f"{type(error).__name__}: {error}")
+                    errors.append(f"{type(error).__name__}: {error}")
         store.commit_async(state, step=3, process_group=group)
-    return told
+    return errors
 
 
 @task
@@ -179,15 +179,15 @@ def meet_busy_ranks(group, place):
     with ckptstore.open(place) as one, ckptstore.open(place) as other:
         with held_back():
             handle = one.commit_async(state, step=0, process_group=group)
-            told = []
+            answers = []
             for store in (one, *([one, other], [other, one])[dist.get_rank(group)]):
                 try:
                     store.commit_async(state, step=1, process_group=group, when_busy="raise")
                 except ckptstore.CommitInFlight:
-                    told.append("busy")
+                    answers.append("busy")
         handle.result(PATIENCE)
         one.commit_async(state, step=1, process_group=group, when_busy="raise")
-    return told
+    return answers
 
 
 @task

@@ -25,7 +25,7 @@ class Crew:
     def __init__(self, folder, count):
         self.members = [start("rank_child.py", folder, str(rank), str(count)) for rank in range(count)]
 
-    def tell(self, name, count, **arguments):
+    def ask(self, name, count, **arguments):
         """Every rank's answer; None for one that died."""
         order = json.dumps([name, count, arguments]).encode() + b"\n"
         for member in self.members:
@@ -36,8 +36,8 @@ class Crew:
 
     def do(self, name, count, **arguments):
         """Every rank's value."""
-        answers = self.tell(name, count, **arguments)
-        assert all(answer is not None and "value" in answer for answer in answers), told(answers)
+        answers = self.ask(name, count, **arguments)
+        assert all(answer is not None and "value" in answer for answer in answers), tracebacks(answers)
         return [answer["value"] for answer in answers]
 
     def close(self):
@@ -113,8 +113,8 @@ def pipe(end):
     return end
 
 
-def told(answers):
-    return "\n".join(answer.get("told", "") if answer else "dead" for answer in answers)
+def tracebacks(answers):
+    return "\n".join(answer.get("traceback", "") if answer else "dead" for answer in answers)
 
 
 @pytest.fixture(scope="session")

@@ -203,7 +203,7 @@ def reap(count):
     return codes
 
 
-def what_it_told(folder, rank):
+def output_of(folder, rank):
     out, error = (Path(folder, f"{rank}.{stream}").read_text() for stream in ("stdout", "stderr"))
     return [json.loads(line) for line in out.splitlines()], error
 
@@ -224,7 +224,7 @@ def main():
         codes = reap(len(ranks))
         say(
             [
-                [[codes[ranks[folder, rank]], *what_it_told(folder, rank)] for rank in range(count)]
+                [[codes[ranks[folder, rank]], *output_of(folder, rank)] for rank in range(count)]
                 for _, count, folder, _ in jobs
             ]
         )

@@ -87,8 +87,8 @@ def prints(model, optimizer):
 
 
 def print_of(value):
-    told = value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
-    return hashlib.sha256(told).hexdigest()
+    encoded = value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+    return hashlib.sha256(encoded).hexdigest()
 
 
 @task

@@ -287,7 +287,7 @@ def train(group, place, first, last):
 
 @task
 def save_with_one_catalog(group, place, step):
-    """All but the first rank are told of a catalog that is not there."""
+    """All but the first rank are given a catalog that is not there."""
     options: dict[str, Any] = {} if dist.get_rank(group) == 0 else {"catalog": "postgresql://nobody@127.0.0.1:1/none"}
     writer = StoreWriter(place, step=step, process_group=group, **options)
     state = as_tree(laid_out(tensors(step), "columns", group), step)
@@ -340,8 +340,8 @@ def serve(folder, rank, count):
             answer = {"value": TASKS[name](groups[size], **arguments)}
         except BaseException as error:  # noqa: BLE001 - DCP's own is none else
             failures = {rank: repr(failed[0]) for rank, failed in getattr(error, "failures", {}).items()}
-            told = "".join(traceback.format_exception(error))
-            answer = {"error": type(error).__name__, "failures": failures, "told": told}
+            text = "".join(traceback.format_exception(error))
+            answer = {"error": type(error).__name__, "failures": failures, "traceback": text}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

@@ -36,8 +36,8 @@ def commit_with_and_without(group, place, how, seeds):
         for seed in seeds:
             state, globs = trained(seed, group)
             without = commit(store, group, how, state, step=2 * seed)
-            told = commit(store, group, how, state, step=2 * seed + 1, replicated=globs)
-            wrong += [seed] if told.content != without.content else []
+            replicated = commit(store, group, how, state, step=2 * seed + 1, replicated=globs)
+            wrong += [seed] if replicated.content != without.content else []
     return wrong
 
 

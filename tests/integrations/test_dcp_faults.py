@@ -78,8 +78,8 @@ def try_once(place, act, fail):
             act(store)
         except CheckpointException as error:
             assert counter.failed
-            (told,) = (failure for failure, _ in error.failures.values())
-            assert isinstance(told, CkptStoreError) or "injected" in str(told)
+            (failure,) = (failure for failure, _ in error.failures.values())
+            assert isinstance(failure, CkptStoreError) or "injected" in str(failure)
     return counter.failed
 
 

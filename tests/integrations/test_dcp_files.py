@@ -400,9 +400,9 @@ def files_of(folder):
     """What is in a checkpoint's files, and what DCP says of it; None when there is none."""
     if not folder.exists():
         return None
-    told = FileSystemReader(folder).read_metadata()
+    metadata = FileSystemReader(folder).read_metadata()
     data = {file.name: file.read_bytes() for file in folder.glob("*.distcp")}
-    return told.state_dict_metadata, told.planner_data, told.storage_data, data
+    return metadata.state_dict_metadata, metadata.planner_data, metadata.storage_data, data
 
 
 def saved_or_not(save, *arguments):
@@ -438,7 +438,7 @@ def test_an_export_of_several_files(store, monkeypatch):
     assert_same(store.checkout(2), state)
 
 
-def test_what_ends_an_export_is_told_as_it_is(store, monkeypatch):
+def test_what_ends_an_export_is_reported_as_it_is(store, monkeypatch):
     store.commit({"w": torch.arange(5000.0)}, step=1)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(torch, "save", lambda *_, **__: _raise(KeyboardInterrupt()))
@@ -621,7 +621,7 @@ def test_a_folder_of_safetensors(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda data: data.replace(b'"w":{"dtype"', b'"v":{"dtype"'), "without it, or not as DCP writes them: 'w'"),
         (lambda data: data.replace(b'"F32"', b'"F99"'), "has the dtype F99, which torch has not"),
@@ -634,12 +634,12 @@ def test_a_folder_of_safetensors(store, tmp_path):
         (lambda data: data.replace(b'"data_offsets":[0,96]', b'"data_offsets":[97,0]'), "it was cut off|bytes"),
     ],
 )
-def test_a_folder_of_safetensors_that_are_not_whole(store, tmp_path, spoil, told):
+def test_a_folder_of_safetensors_that_are_not_whole(store, tmp_path, spoil, message):
     file = save_as_safetensors(tmp_path / "saved", {"w": torch.ones(6, 4), "n": 1})
     data = spoil(file.read_bytes())
     assert data != file.read_bytes()
     file.write_bytes(data)
-    refused(store, tmp_path / "saved", told)
+    refused(store, tmp_path / "saved", message)
 
 
 def test_a_header_of_no_bytes_is_none(tmp_path):

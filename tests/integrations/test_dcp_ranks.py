@@ -124,8 +124,8 @@ def test_what_ranks_committed_each_for_itself_is_loaded(crew, store):
     assert crew.do("load_own", 2, place=store.url, step=1, asked=1) == [[1, 40.0]] * 2
     assert crew.do("load_own", 1, place=store.url, step=1) == [[0, 0.0]]
     assert crew.do("load_own", 4, place=store.url, step=1, asked=1) == [[1, 40.0]] * 4
-    told = [answer["told"] for answer in crew.tell("load_own", 3, place=store.url, step=1)]
-    assert all("Missing key in checkpoint state_dict: progress." in each for each in told)
+    tracebacks = [answer["traceback"] for answer in crew.ask("load_own", 3, place=store.url, step=1)]
+    assert all("Missing key in checkpoint state_dict: progress." in each for each in tracebacks)
 
 
 def test_whose_own_is_loaded_must_be_told(crew, store):

@@ -39,7 +39,7 @@ def test_an_interpreter_that_exits_finishes_the_commit_first(jobs):
         assert_whole(job.place, [0, 1])
 
 
-def test_what_fails_then_is_told_at_exit(jobs):
+def test_what_fails_then_is_reported_at_exit(jobs):
     ends = [["end", "refuse", "wait"], ["die", "end", "raise"]]
     refused, dead = jobs.run(*(("leave", 3, {"ends": how}) for how in ends))
     for how, job in zip(ends, (refused, dead), strict=True):
@@ -50,8 +50,8 @@ def test_what_fails_then_is_told_at_exit(jobs):
     assert refused.said[2] == ["RankFailed: rank 1 failed: StorageFull: no space; the same may be committed again"]
     assert not refused.errors[2]
     for error in dead.errors[1:]:
-        (told,) = (line for line in error.splitlines() if line.startswith("ckptstore:"))
-        assert told.startswith("ckptstore: a background commit failed: RankFailed('the process group or a rank")
+        (line,) = (line for line in error.splitlines() if line.startswith("ckptstore:"))
+        assert line.startswith("ckptstore: a background commit failed: RankFailed('the process group or a rank")
 
 
 def test_a_silent_rank_is_waited_for_as_long_as_the_group_says(jobs):
@@ -66,8 +66,8 @@ def test_a_silent_rank_is_waited_for_as_long_as_the_group_says(jobs):
     for (how, count, who), job in zip(silent, ended, strict=True):
         assert job.codes == tuple(-signal.SIGSTOP if rank == who else 0 for rank in range(count))
         for rank in {*range(count)} - {who}:
-            ((told, seconds),) = job.said[rank]
-            assert told.startswith("RuntimeError" if how == "dcp" else "RankFailed")  # DCP's own exchange fails
+            ((outcome, seconds),) = job.said[rank]
+            assert outcome.startswith("RuntimeError" if how == "dcp" else "RankFailed")  # DCP's own exchange fails
             assert SILENCE - 1 < seconds < SILENCE + 10
         assert_whole(job.place, [0])
 
@@ -83,9 +83,9 @@ def test_a_group_that_is_destroyed_in_flight(jobs):
     ended = jobs.run(*(("destroy", 2, {"when": when, "who": who, "sharded": sharded}) for when, who, sharded in cases))
     for (_, _, sharded), job in zip(cases, ended, strict=True):
         assert job.codes == (0, 0) and job.errors == ("", "")
-        came = {told for (told, _), *_ in job.said}
+        came = {outcome for (outcome, _), *_ in job.said}
         if sharded or came != {"done"}:  # torch 2.13 knows destroyed groups only where it sends from rank to rank
-            assert all(told.startswith("RankFailed: the process group or a rank of it is gone") for told in came)
+            assert all(outcome.startswith("RankFailed: the process group or a rank of it is gone") for outcome in came)
         for (_, seconds), *after in job.said:
             assert seconds < SILENCE
             gone = "InvalidArgument: the process group was destroyed: give one that exists, or none"

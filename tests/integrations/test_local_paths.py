@@ -18,10 +18,10 @@ IMPORTS = [import_dcp, import_torchsnapshot, import_safetensors, import_torch]
 @pytest.mark.parametrize("bring", IMPORTS)
 @pytest.mark.parametrize("url", ["s3://bucket/x", "gs://bucket/a b", "file:///tmp/none", Path("s3://bucket/x")])
 def test_a_url_is_told_to_be_one(store, bring, url):
-    with pytest.raises(InvalidArgument) as told:
+    with pytest.raises(InvalidArgument) as caught:
         bring(store, url, step=1)
-    assert str(told.value).startswith(f"{os.fspath(url)!r} is a URL, and imports read local files and folders: ")
-    assert ("give its path without" if "file:" in str(url) else "download it first, with") in str(told.value)
+    assert str(caught.value).startswith(f"{os.fspath(url)!r} is a URL, and imports read local files and folders: ")
+    assert ("give its path without" if "file:" in str(url) else "download it first, with") in str(caught.value)
     assert store.steps() == []
 
 

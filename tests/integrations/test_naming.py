@@ -30,10 +30,10 @@ def test_a_training_goes_on_under_the_same_names(crew, store, how, task, ways):
     assert store.verify().problems == ()
 
 
-def together(told):
+def together(prints):
     """Of all ranks, who agree on what several of them have."""
     found: dict[str, str] = {}
-    for each in told:
+    for each in prints:
         assert all(found.setdefault(name, value) == value for name, value in each.items())
     return found
 
@@ -54,11 +54,11 @@ def together(told):
     ],
 )
 def test_optimizers_of_stages_under_one_name(crew, store, task, arguments, misfit):
-    answers = crew.tell(task, 4, place=store.url, **arguments)
+    answers = crew.ask(task, 4, place=store.url, **arguments)
     assert [answer["error"] for answer in answers] == ["StateError", *["RankFailed"] * 3]
     for answer in answers:
-        assert "'optim/state/0/exp_avg'" in answer["told"] and misfit in answer["told"]
-        assert "as {'optim.stage0': …}, or those of DCP's named state dicts" in answer["told"]
+        assert "'optim/state/0/exp_avg'" in answer["traceback"] and misfit in answer["traceback"]
+        assert "as {'optim.stage0': …}, or those of DCP's named state dicts" in answer["traceback"]
     assert store.steps() == []
     assert_nothing_leaked(store.url)
 
@@ -70,8 +70,8 @@ def test_optimizers_of_stages_under_other_names(crew, store):
 
 
 def test_a_sharded_tensor_is_saved_by_dcp(crew, store):
-    answers = crew.tell("save_sharded_tensor", 2, place=store.url)
+    answers = crew.ask("save_sharded_tensor", 2, place=store.url)
     assert [answer["error"] for answer in answers] == ["UnsupportedLeaf"] * 2
-    assert all("ShardedTensor with dcp.save and StoreWriter" in answer["told"] for answer in answers)
+    assert all("ShardedTensor with dcp.save and StoreWriter" in answer["traceback"] for answer in answers)
     assert store.read(1, "table/w").equal(whole_table())
     assert store.steps() == [1]

@@ -50,18 +50,18 @@ MISFITS = {
 
 @HOW
 @pytest.mark.parametrize("kind", MISFITS)
-def test_what_cannot_be_the_same_is_told_to_all(crew, place, how, kind):
-    answers = crew.tell("commit_no_replicas", 2, place=place, how=how, kind=kind)
+def test_what_cannot_be_the_same_is_reported_to_all(crew, place, how, kind):
+    answers = crew.ask("commit_no_replicas", 2, place=place, how=how, kind=kind)
     assert [answer["error"] for answer in answers] == ["StateError", "RankFailed"]
-    assert all(MISFITS[kind] in answer["told"] for answer in answers)
+    assert all(MISFITS[kind] in answer["traceback"] for answer in answers)
     assert_nothing_is_there(place)
 
 
 @HOW
-def test_what_are_no_globs_is_told_to_all(crew, place, how):
-    answers = crew.tell("commit_no_replicas", 2, place=place, how=how, kind="type")
+def test_what_are_no_globs_is_reported_to_all(crew, place, how):
+    answers = crew.ask("commit_no_replicas", 2, place=place, how=how, kind="type")
     assert [answer["error"] for answer in answers] == ["RankFailed", "InvalidArgument"]
-    assert all("replicated=5: give a glob of logical paths" in answer["told"] for answer in answers)
+    assert all("replicated=5: give a glob of logical paths" in answer["traceback"] for answer in answers)
     assert_nothing_is_there(place)
 
 

@@ -61,8 +61,8 @@ def in_order(state):
 
 def write(file, header, data=b"", size=None):
     """A file by hand."""
-    told = header if isinstance(header, bytes) else json.dumps(header).encode()
-    Path(file).write_bytes(struct.pack("<Q", len(told) if size is None else size) + told + data)
+    encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
+    Path(file).write_bytes(struct.pack("<Q", len(encoded) if size is None else size) + encoded + data)
 
 
 def refused(store, path, match):
@@ -225,9 +225,11 @@ def test_damaged_bytes_leave_no_file(store):
 @pytest.mark.parametrize("export", [export_safetensors, export_dcp])
 def test_an_export_tells_how_far_it_is(store, export):
     store.commit({"model": {"w": torch.arange(5000.0), "b": torch.ones(5000), "s": torch.ones(2)}}, step=1)
-    told = []
-    export(store, 1, "out", progress=lambda *progress: told.append(progress))
-    assert told[-1] == ("checkout", 40_000, 40_000) and [done for _, done, _ in told] == sorted({it[1] for it in told})
+    calls = []
+    export(store, 1, "out", progress=lambda *progress: calls.append(progress))
+    assert calls[-1] == ("checkout", 40_000, 40_000) and [done for _, done, _ in calls] == sorted(
+        {it[1] for it in calls}
+    )
 
     def stop(*_):
         raise KeyError("enough")
@@ -599,9 +601,9 @@ def test_a_snapshot_larger_than_the_memory_that_may_be_taken(tmp_path, monkeypat
     [([0, 2**62], 0), ([0, 2**63], 0), ([0, 2**62, 2**62], 0), ([2**64 - 1, 0], 0), ([1] * 100, 4), ([1] * 65, 4)],
 )
 def test_shapes_that_no_array_has(store, tmp_path, shape, held):
-    told = json.dumps({"odd": {"dtype": "F32", "shape": shape, "data_offsets": [0, held]}}).encode()
+    encoded = json.dumps({"odd": {"dtype": "F32", "shape": shape, "data_offsets": [0, held]}}).encode()
     file = tmp_path / "odd.safetensors"
-    file.write_bytes(struct.pack("<Q", len(told)) + told + bytes(held))
+    file.write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(held))
     with pytest.raises(FormatError, match=r"odd\.safetensors.*'odd'.*numpy has no torch.float32 of (shape|\d+ dims)"):
         import_safetensors(store, file, step=1)
     assert store.steps() == []

@@ -61,16 +61,16 @@ def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
     assert {commit.content for commit in others} == {first.content}
     assert all(commit.new_bytes <= first.new_bytes / 10 for commit in others)
     assert crew.do("commit", 4, place=store.url, step=0, layout="columns", same=False) == [first.id] * 4
-    answers = crew.tell("commit", 2, place=store.url, step=0, seed=1)
+    answers = crew.ask("commit", 2, place=store.url, step=0, seed=1)
     assert [answer["error"] for answer in answers] == ["StepExists", "RankFailed"]
-    assert AGAIN not in answers[1]["told"]
+    assert AGAIN not in answers[1]["traceback"]
 
 
 @pytest.mark.parametrize(("layout", "count"), [("plain", 2), ("rows", 2), ("rows", 1)])
 def test_what_is_written_to_meanwhile_is_not_committed(crew, store, layout, count):
-    answers = crew.tell("write_while_committing", count, place=store.url, layout=layout)
+    answers = crew.ask("write_while_committing", count, place=store.url, layout=layout)
     assert [answer["error"] for answer in answers] == ["StateError", "RankFailed"][:count]
-    assert "'model/x' was changed while it was committed" in answers[0]["told"]
+    assert "'model/x' was changed while it was committed" in answers[0]["traceback"]
     assert store.steps() == []
 
 
@@ -82,7 +82,7 @@ def test_ranks_bring_back_what_their_commit_lost(crew, store):
     for pack in Path(store.url).rglob("*.pack"):
         pack.unlink()
     assert store.repair().lost
-    answers = crew.tell("commit", 2, place=store.url, step=0, seed=1)
+    answers = crew.ask("commit", 2, place=store.url, step=0, seed=1)
     assert [answer["error"] for answer in answers] == ["StepExists", "RankFailed"]
     assert crew.do("commit", 2, step=0, **about) == [made.id] * 2
     assert store.verify().problems == ()
@@ -132,9 +132,9 @@ def test_keys_of_any_kind(crew, store, keys, wanted, background):
 def test_what_ranks_have_of_their_own_needs_as_many_ranks(crew, store, tmp_path):
     crew.do("commit_own", 4, place=store.url, step=1)
     assert crew.do("check_out_own", 4, place=store.url, step=1) == [0, 10, 20, 30]
-    answers = crew.tell("check_out_own", 2, place=store.url, step=1)
+    answers = crew.ask("check_out_own", 2, place=store.url, step=1)
     assert [answer["error"] for answer in answers] == ["StateMismatch"] * 2
-    assert "loader/position: each of 4 ranks had its own, and there are 2 now" in answers[0]["told"]
+    assert "loader/position: each of 4 ranks had its own, and there are 2 now" in answers[0]["traceback"]
     with pytest.raises(ckptstore.InvalidArgument, match="ranks had 0/loader/position and others each for itself"):
         export_safetensors(store, 1, tmp_path / "loader.safetensors", name="loader")
     assert crew.do("check_out_own", 2, place=store.url, step=1, strict=False) == [0, 10]
@@ -179,12 +179,12 @@ def test_reading_into_a_dtensor(crew, store, layout):
 
 def test_reading_into_a_dtensor_that_does_not_fit(crew, store):
     crew.do("commit", 2, place=store.url, step=1)
-    told, other = crew.do("refuse_to_read", 2, place=store.url)
-    assert told == other
-    assert told["shape"].startswith("InvalidArgument: `out` does not fit: model/weight: ")
-    assert told["dtype"].endswith(": checkout(into=…, paths=…, allow_cast=True) casts it")
-    assert told["rows"].endswith("a DTensor takes its part of the whole: leave out `index`")
-    assert told["sum"].startswith("UnsupportedLeaf: cannot store or fill 'model/weight': a DTensor that is Partial")
+    errors, other = crew.do("refuse_to_read", 2, place=store.url)
+    assert errors == other
+    assert errors["shape"].startswith("InvalidArgument: `out` does not fit: model/weight: ")
+    assert errors["dtype"].endswith(": checkout(into=…, paths=…, allow_cast=True) casts it")
+    assert errors["rows"].endswith("a DTensor takes its part of the whole: leave out `index`")
+    assert errors["sum"].startswith("UnsupportedLeaf: cannot store or fill 'model/weight': a DTensor that is Partial")
 
 
 def test_one_of_several_replicas_commits(crew, store):
@@ -195,11 +195,11 @@ def test_one_of_several_replicas_commits(crew, store):
 
 
 def test_copies_on_meshes_of_other_ranks(crew, store):
-    answers = crew.tell("commit_copies_on_meshes", 4, place=store.url, way="all")
+    answers = crew.ask("commit_copies_on_meshes", 4, place=store.url, way="all")
     assert [answer["error"] for answer in answers] == ["StateError", *["RankFailed"] * 3]
     for answer in answers:
-        assert "'model/0.weight': rank 0 has a part of torch float32[64, 40], rank 2 a part" in answer["told"]
-        assert "on a mesh of other ranks: where these are copies, commit with process_group= of" in answer["told"]
+        assert "'model/0.weight': rank 0 has a part of torch float32[64, 40], rank 2 a part" in answer["traceback"]
+        assert "on a mesh of other ranks: where these are copies, commit with process_group= of" in answer["traceback"]
     assert store.steps() == []
 
 
@@ -255,11 +255,11 @@ def test_a_training_goes_on_with_another_count_of_ranks(crew, store, tmp_path):
 
 @pytest.mark.parametrize("kind", ["shapes", "partial", "own", "unknown", "beside"])
 def test_states_that_are_none_together(crew, place, kind):
-    answers = crew.tell("commit_misfits", 2, place=place, kind=kind)
+    answers = crew.ask("commit_misfits", 2, place=place, kind=kind)
     errors = [answer["error"] for answer in answers]
     assert errors[0] != errors[1] or errors == ["UnsupportedLeaf"] * 2
     assert set(errors) <= {"StateError", "UnsupportedLeaf", "RankFailed"}
-    assert all("'state/w" in answer["told"] and AGAIN not in answer["told"] for answer in answers)
+    assert all("'state/w" in answer["traceback"] and AGAIN not in answer["traceback"] for answer in answers)
     with ckptstore.open(place) as store:
         assert store.steps() == []
     assert_nothing_leaked(place)
@@ -267,25 +267,27 @@ def test_states_that_are_none_together(crew, place, kind):
 
 @pytest.mark.parametrize("ways", [["commit", "commit_async"], ["commit_async", "commit"]])
 def test_ranks_that_do_not_call_the_same(crew, store, ways):
-    answers = crew.tell("commit_one_way_or_the_other", 2, place=store.url, ways=ways)
+    answers = crew.ask("commit_one_way_or_the_other", 2, place=store.url, ways=ways)
     assert [answer["error"] for answer in answers] == ["InvalidArgument", "RankFailed"]
-    assert all("as commit and commit_async are: let all ranks call the same" in answer["told"] for answer in answers)
+    assert all(
+        "as commit and commit_async are: let all ranks call the same" in answer["traceback"] for answer in answers
+    )
     assert store.steps() == []
     crew.do("commit", 2, place=store.url, step=1)
     assert store.steps() == [1]
 
 
 def test_ranks_that_disagree(crew, place, tmp_path):
-    apart = crew.tell("commit_apart", 4, places=[place], steps=[1, 1, 2, 1])
+    apart = crew.ask("commit_apart", 4, places=[place], steps=[1, 1, 2, 1])
     assert [answer["error"] for answer in apart] == ["InvalidArgument", *["RankFailed"] * 3]
-    assert all("rank 0 saves to step 1, rank 2 to 2" in answer["told"] for answer in apart)
+    assert all("rank 0 saves to step 1, rank 2 to 2" in answer["traceback"] for answer in apart)
     with ckptstore.open(tmp_path / "other"):
         pass
-    apart = crew.tell("commit_apart", 2, places=[place, str(tmp_path / "other")], steps=[1])
+    apart = crew.ask("commit_apart", 2, places=[place, str(tmp_path / "other")], steps=[1])
     assert [answer["error"] for answer in apart] == ["InvalidArgument", "RankFailed"]
-    apart = crew.tell("commit_apart", 2, places=[place], steps=[1, -1])
+    apart = crew.ask("commit_apart", 2, places=[place], steps=[1, -1])
     assert [answer["error"] for answer in apart] == ["RankFailed", "InvalidArgument"]
-    assert AGAIN not in apart[0]["told"]
+    assert AGAIN not in apart[0]["traceback"]
     with ckptstore.open(place) as store:
         assert store.steps() == []
 
@@ -293,9 +295,9 @@ def test_ranks_that_disagree(crew, place, tmp_path):
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_fails(crew, store, who):
     crew.do("commit", 2, place=store.url, step=1)
-    answers = crew.tell("commit_and_fail", 2, place=store.url, step=2, who=who, how="fail")
+    answers = crew.ask("commit_and_fail", 2, place=store.url, step=2, who=who, how="fail")
     assert [answer["error"] for answer in answers] == ["OSError" if rank == who else "RankFailed" for rank in range(2)]
-    assert f"rank {who} failed: OSError: the state is gone{AGAIN}" in answers[1 - who]["told"]
+    assert f"rank {who} failed: OSError: the state is gone{AGAIN}" in answers[1 - who]["traceback"]
     crew.do("commit", 2, place=store.url, step=2, seed=2)
     assert store.steps() == [1, 2]
 
@@ -303,7 +305,7 @@ def test_a_rank_that_fails(crew, store, who):
 @pytest.mark.crash
 def test_a_rank_that_dies(doomed, store):
     crew = doomed(2)
-    answers = crew.tell("commit_and_fail", 2, place=store.url, step=1, who=1, how="die")
-    assert answers[0]["error"] == "RankFailed" and "gone" in answers[0]["told"]
+    answers = crew.ask("commit_and_fail", 2, place=store.url, step=1, who=1, how="die")
+    assert answers[0]["error"] == "RankFailed" and "gone" in answers[0]["traceback"]
     assert answers[1] is None
     assert store.steps() == []

@@ -22,9 +22,9 @@ def test_what_is_left_where_it_is_may_change(crew, how):
 
 
 def test_only_its_optimizer_may_change_a_tensor(crew):
-    answers = crew.tell("change_what_is_lent", 2, how="as a whole")
+    answers = crew.ask("change_what_is_lent", 2, how="as a whole")
     assert [answer["error"] for answer in answers] == ["StateError"] * 2
-    assert "'model/0.weight' was changed, and not by its optimizer's step" in answers[0]["told"]
+    assert "'model/0.weight' was changed, and not by its optimizer's step" in answers[0]["traceback"]
 
 
 def test_each_stands_on_the_one_before(crew, store):
@@ -35,18 +35,18 @@ def test_each_stands_on_the_one_before(crew, store):
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_cannot_stage(crew, store, who):
-    told = crew.do("stage_and_fail", 2, place=store.url, who=who)
-    assert told[who] == "OSError: the state is gone"
-    assert told[1 - who].startswith(f"RankFailed: rank {who} failed: OSError: the state is gone")
+    errors = crew.do("stage_and_fail", 2, place=store.url, who=who)
+    assert errors[who] == "OSError: the state is gone"
+    assert errors[1 - who].startswith(f"RankFailed: rank {who} failed: OSError: the state is gone")
     assert store.steps() == [0, 2]
 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_cannot_write(crew, store, who):
-    told = crew.do("write_and_fail", 2, place=store.url, who=who)
-    assert told[who] == ["StorageFull: no space"] * 2
-    assert all(one.startswith(f"RankFailed: rank {who} failed: StorageFull: no space") for one in told[1 - who])
-    assert len(told[1 - who]) == 2
+    errors = crew.do("write_and_fail", 2, place=store.url, who=who)
+    assert errors[who] == ["StorageFull: no space"] * 2
+    assert all(one.startswith(f"RankFailed: rank {who} failed: StorageFull: no space") for one in errors[1 - who])
+    assert len(errors[1 - who]) == 2
     assert store.steps() == [0, 3]
     assert_nothing_leaked(store.url)
 
@@ -61,7 +61,7 @@ def test_another_world_and_a_rank_that_dies(doomed, store, tmp_path):
     crew = doomed(3)
     crew.do("commit_in_two_worlds", 3, place=store.url, folder=str(tmp_path))
     assert store.steps() == [0, 1]
-    answers = crew.tell("die_in_background", 3, place=store.url, who=2)
+    answers = crew.ask("die_in_background", 3, place=store.url, who=2)
     assert answers[2] is None
     for answer in answers[:2]:
         name, seconds, again = answer["value"]

@@ -39,9 +39,9 @@ def test_what_did_not_change_does_not_cross(crew, store, layout, count, how):
 
 
 def test_what_changes_too_early_is_not_stored_as_something_else(crew, store):
-    answers = crew.tell("change_while_committing", 2, place=store.url)
+    answers = crew.ask("change_while_committing", 2, place=store.url)
     assert [answer["error"] for answer in answers] == ["StateError", "RankFailed"]
-    assert "'model/x' was changed while it was committed" in answers[0]["told"]
+    assert "'model/x' was changed while it was committed" in answers[0]["traceback"]
     assert store.steps() == []
     store.commit({"model": {"x": torch.arange(4096.0)}}, step=1)
     assert store.checkout(1)["model"]["x"].equal(torch.arange(4096.0))

@@ -49,10 +49,10 @@ def commit(group, place, step, layout="rows", seed=0, same=True, **options):
 @task
 def commit_late(group, place):
     """What each rank logged while the last one came late, and in another commit in which it came late again."""
-    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    records: queue.SimpleQueue[Any] = queue.SimpleQueue()
     ranks._LATE_SECONDS = 0.2
     ranks._MET.clear()
-    handler = logging.handlers.QueueHandler(told)
+    handler = logging.handlers.QueueHandler(records)
     ranks._LOG.addHandler(handler)
     try:
         with ckptstore.open(place) as store:
@@ -62,7 +62,7 @@ def commit_late(group, place):
     finally:
         ranks._LOG.removeHandler(handler)
         ranks._LATE_SECONDS = 20.0
-    return [told.get().getMessage() for _ in range(told.qsize())]
+    return [records.get().getMessage() for _ in range(records.qsize())]
 
 
 @task
@@ -129,7 +129,7 @@ def commit_keys(group, place, keys, background):
 
 @task
 def write_while_committing(group, place, layout):
-    """To what this rank has, when it is told of progress, as another thread may."""
+    """To what this rank has, when progress is reported to it, as another thread may."""
     state = laid_out({"x": torch.arange(4096.0).view(64, 64)}, layout, group)
 
     def write(*_):
@@ -366,7 +366,7 @@ def step_after_in_parts(group, place):
 
 @task
 def check_out_partly_own_by_paths(group, place):
-    """What is told of globs that choose what not all ranks had."""
+    """The error for globs that choose what not all ranks had."""
     found = []
     with ckptstore.open(place) as store:
         for paths in ("loader", "loader/position", "loader/odd"):
@@ -392,7 +392,7 @@ def read_part(group, place, layout, step=1):
 
 @task
 def refuse_to_read(group, place):
-    """What is told of DTensors that cannot be filled."""
+    """The errors for DTensors that cannot be filled."""
     mesh = DeviceMesh.from_group(group, "cpu")
     whole = distribute_tensor(torch.zeros(301, 67), mesh, [Shard(0)])
     outs = {
@@ -466,12 +466,12 @@ def commit_and_fail(group, place, step, who, how):
 
 @task
 def commit_watched(group, place, step, layout="rows", background=False, failing=0):
-    """What this rank is told of its progress, and the bytes it has; some of them tied, its own, or no array's."""
-    rank, told = dist.get_rank(group), []
+    """The progress that is reported to this rank, and the bytes it has; some of them tied, its own, or no array's."""
+    rank, calls = dist.get_rank(group), []
 
     def watch(*call):
-        told.append(call)
-        if rank == 1 and len(told) == failing:
+        calls.append(call)
+        if rank == 1 and len(calls) == failing:
             raise OSError("enough")
 
     state = as_tree(laid_out(tensors(0), layout, group), step)
@@ -481,10 +481,10 @@ def commit_watched(group, place, step, layout="rows", background=False, failing=
         if background:
             handle = store.commit_async(state, step=step, process_group=group)
             handle.result()
-            told.append(("commit", handle.progress.done, handle.progress.total))
+            calls.append(("commit", handle.progress.done, handle.progress.total))
         else:
             store.commit(state, step=step, process_group=group, progress=watch)
-    return [told, flatten(state).nbytes]
+    return [calls, flatten(state).nbytes]
 
 
 @task
@@ -500,18 +500,18 @@ def commit_of_one_replica(group, place):
     mesh = square(4)
     state = {"model": laid_out(tensors(4), "replicated rows", group)}
     inner = mesh["inner"].get_group()
-    told = []
+    steps = []
     with ckptstore.open(place) as store:
         if mesh.get_local_rank("outer") == 1:
-            told.append(store.commit(state, step=1, process_group=inner).step)
-            told.append(store.commit_async(state, step=2, process_group=inner).result().step)
+            steps.append(store.commit(state, step=1, process_group=inner).step)
+            steps.append(store.commit_async(state, step=2, process_group=inner).result().step)
         alone = dist.new_group([3])
         if dist.get_rank() == 3:
             copies = {"model": laid_out(tensors(4), "replicated", group)}
-            told.append(store.commit(copies, step=3, process_group=alone).step)
-            told.append(store.commit_async(copies, step=4, process_group=alone).result().step)
+            steps.append(store.commit(copies, step=3, process_group=alone).step)
+            steps.append(store.commit_async(copies, step=4, process_group=alone).result().step)
     dist.barrier(group)
-    return told
+    return steps
 
 
 @task
@@ -568,10 +568,10 @@ def commit_what_some_lack(group, place):
     with ckptstore.open(place) as store:
         store.commit({"opt": optimizer, "counted": counted}, step=1, process_group=group)
         store.checkout(1, into={"opt": fresh, "counted": other}, process_group=group)
-    return [[told(it), seen] for it, seen in ((optimizer, counted.seen), (fresh, other.seen))]
+    return [[state_of(it), seen] for it, seen in ((optimizer, counted.seen), (fresh, other.seen))]
 
 
-def told(optimizer):
+def state_of(optimizer):
     return {
         number: {key: value.tolist() for key, value in state.items()}
         for number, state in optimizer.state_dict()["state"].items()

@@ -41,8 +41,8 @@ from ckptstore.operations.handles import start_thread
 
 def test_it_saves_at_its_interval_and_says_so(store, state):
     with CheckpointManager(store, 3) as manager:
-        told = {step: (manager.should_save(step), manager.save(step, state())) for step in range(8)}
-        assert told == {step: (step % 3 == 0,) * 2 for step in range(8)}
+        answers = {step: (manager.should_save(step), manager.save(step, state())) for step in range(8)}
+        assert answers == {step: (step % 3 == 0,) * 2 for step in range(8)}
         manager.join()
         assert manager.all_steps() == [0, 3, 6]
         assert manager.latest_step() == 6
@@ -155,9 +155,9 @@ def test_restore_keeps_to_a_budget_and_tells_how_far_it_is(store, state):
         target = {"w": torch.empty(10_000)[::2]}
         with pytest.raises(BudgetTooSmall, match="budget of 100 bytes"):
             manager.restore(into=target, memory_budget_bytes=100)
-        told: list[tuple[str, int, int]] = []
-        manager.restore(into=target, memory_budget_bytes=1 << 16, progress=lambda *it: told.append(it))
-        assert told[-1] == ("checkout", 20_000, 20_000)
+        calls: list[tuple[str, int, int]] = []
+        manager.restore(into=target, memory_budget_bytes=1 << 16, progress=lambda *it: calls.append(it))
+        assert calls[-1] == ("checkout", 20_000, 20_000)
 
 
 def test_restore_of_what_is_not_damaged(store, state):
@@ -207,7 +207,7 @@ def test_it_watches_over_a_store_and_no_folder(store):
         CheckpointManager("ckpts", 5)  # type: ignore[arg-type]
 
 
-def test_bad_steps_and_metrics_are_told_at_once(store, state):
+def test_bad_steps_and_metrics_are_reported_at_once(store, state):
     with CheckpointManager(store, 1) as manager:
         for step in (-1, 1.5, "3"):
             with pytest.raises(InvalidArgument, match="step"):
@@ -323,7 +323,7 @@ def test_nothing_is_dropped_when_the_commit_failed(gated, state):
 
 
 @pytest.mark.parametrize("call", ["save", "save_async", "should_save", "reached_preemption", "join", "close"])
-def test_a_commit_that_failed_is_told_by_the_next_call_once(gated, state, call):
+def test_a_commit_that_failed_is_reported_by_the_next_call_once(gated, state, call):
     store, gate = gated
     manager = CheckpointManager(store, 1)
     gate.error = StorageFull("no space")
@@ -369,7 +369,7 @@ def test_nor_is_one_that_failed_while_the_next_was_being_saved(gated, state):
 
 
 def test_a_commit_that_failed_beside_one_that_did_not(gated, state):
-    """Its error is told once, and takes nothing back of what was saved since."""
+    """Its error is raised once, and takes nothing back of what was saved since."""
     store, gate = gated
     with CheckpointManager(store, 1) as manager:
         gate.error = StorageFull("no space")
@@ -381,7 +381,7 @@ def test_a_commit_that_failed_beside_one_that_did_not(gated, state):
         assert not manager.should_save(1)
 
 
-def test_dropping_that_failed_is_told_too(gated, state):
+def test_dropping_that_failed_is_reported_too(gated, state):
     store, gate = gated
     manager = CheckpointManager(store, 1, keep=KeepLast(1), grace=0)
     manager.save(0, state())
@@ -422,7 +422,7 @@ for step in range(2):
 """
 
 
-def test_what_failed_and_nobody_asked_for_is_told_at_exit(tmp_path):
+def test_what_failed_and_nobody_asked_for_is_reported_at_exit(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _EXIT, tmp_path / "store"], capture_output=True, text=True, check=False
     )

@@ -218,10 +218,10 @@ def test_a_forked_child_may_have_a_manager_too(store):
 
 def test_forked_children_die_as_ever(store):
     with CheckpointManager(store, 1) as manager:
-        ready, tell = os.pipe()
+        ready, announce = os.pipe()
         child = os.fork()
         if not child:
-            os.write(tell, b"!")
+            os.write(announce, b"!")
             while True:
                 signal.pause()
         os.read(ready, 1)

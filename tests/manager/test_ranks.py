@@ -75,7 +75,7 @@ def test_the_policy_of_rank_0_decides(answers):
     assert answers["policies"] == ([2, [1, 4]], [2, [1, 4]])
 
 
-def test_another_step_is_told_to_all(answers):
+def test_another_step_is_reported_to_all(answers):
     first, second = answers["steps"]
     assert first == second
     assert first[0] == "InvalidArgument" and "steps 3 to 4" in first[1]
@@ -89,7 +89,7 @@ def test_they_save_once_what_is_the_same(answers):
     assert answers["replicas"] == ([["w", [3000]]] * 4, [["w", [3000]]] * 4)
 
 
-def test_a_failure_of_one_is_told_to_all_and_they_stay_together(answers, folder):
+def test_a_failure_of_one_is_reported_to_all_and_they_stay_together(answers, folder):
     first, second = answers["failing"]
     assert first[0] == "RankFailed" and "rank 1 failed: StorageFull: no space" in first[1]
     assert second == ["StorageFull", "no space"]
@@ -122,7 +122,7 @@ def test_old_steps_are_dropped(answers):
 
 
 @pytest.mark.crash
-def test_a_rank_that_is_gone_is_told(folder):
+def test_a_rank_that_is_gone_is_reported(folder):
     (said, _), statuses = run(folder, "gone")
     assert statuses == [0, -signal.SIGKILL]
     assert said[0][0] == "RankFailed" and "gone" in said[0][1]

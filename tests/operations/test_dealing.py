@@ -50,18 +50,18 @@ def test_every_chunk_has_one_owner_who_hears_of_every_piece(held, division):
 @given(split_tensors(), DIVISIONS)
 def test_whoever_has_a_piece_hears_of_the_owner(held, division):
     deals = deal(held, division)
-    told = [{chunk.number: chunk for each in mine.tensors for chunk in each.chunks} for mine in deals]
-    for rank, mine in enumerate(told):
+    shared = [{chunk.number: chunk for each in mine.tensors for chunk in each.chunks} for mine in deals]
+    for rank, mine in enumerate(shared):
         for number, chunk in mine.items():
             assert chunk.turn < deals[rank].turns
-            assert told[chunk.owner][number][:3] == chunk[:3]
-            assert {other for other, _, _ in told[chunk.owner][number].boxes} == {
-                other for other, theirs in enumerate(told) if number in theirs
+            assert shared[chunk.owner][number][:3] == chunk[:3]
+            assert {other for other, _, _ in shared[chunk.owner][number].boxes} == {
+                other for other, theirs in enumerate(shared) if number in theirs
             }
 
 
 @given(split_tensors(), st.data())
-def test_a_missing_or_a_double_shard_is_told(held, data):
+def test_a_missing_or_a_double_shard_is_reported(held, data):
     places = [(rank, place) for rank, shards in enumerate(held) for place in range(len(shards))]
     rank, place = data.draw(st.sampled_from(places))
     shard = held[rank].pop(place)
@@ -85,7 +85,7 @@ def test_pieces_are_sent_in_rounds_that_fit_into_memory():
     assert max(owned) - min(owned) <= 1
 
 
-def test_what_ranks_tell_of_100_000_chunks_is_small():
+def test_what_ranks_send_about_100_000_chunks_is_small():
     digests = [os.urandom(16) for _ in range(100)]  # of each of 1,000 ranks
     frames = [ChunkLocation(digest, "", at << 22, 4 << 20, 4 << 20, 1) for at, digest in enumerate(digests)]
     packs = [NewPack(os.urandom(16).hex(), 64 << 20, frames[at : at + 16]) for at in range(0, 100, 16)]
@@ -95,15 +95,15 @@ def test_what_ranks_tell_of_100_000_chunks_is_small():
     shards = [Shard(path, 4, (1000, 1 << 20), (7, 0), (8, 1 << 20)) for path in paths]
     opening = Opening("store", "main", 1, shards, 1)
     ask = Ask(b"".join(digests), [4 << 20] * 100, {}, 0)
-    told = [packed(opening), packed(ask), packed(report)]
-    assert sum(map(len, told)) * 1000 < 6_000_000
-    assert unpacked(told[0]) == opening
-    assert unpacked(told[1]) == ask
-    assert unpacked(told[2]) == report
+    messages = [packed(opening), packed(ask), packed(report)]
+    assert sum(map(len, messages)) * 1000 < 6_000_000
+    assert unpacked(messages[0]) == opening
+    assert unpacked(messages[1]) == ask
+    assert unpacked(messages[2]) == report
 
 
 @pytest.mark.parametrize("held", [({"x": {0: b"d"}}, {}, {}), ({}, {"x": b"1"}, {}), ({}, {}, {"x": (1, 0)})])
-def test_what_two_ranks_wrote_is_told(held):
+def test_what_two_ranks_wrote_is_reported(held):
     chunks, inline, values = held
     report = Report([], chunks, inline, values, b"")
     assert merged([report]).values == held[2]

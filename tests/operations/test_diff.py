@@ -38,7 +38,7 @@ def is_same(old, new):
 
 
 @given(ENTRIES, ENTRIES)
-def test_every_leaf_is_told_once_and_rightly(old, new):
+def test_every_leaf_is_listed_once_and_rightly(old, new):
     changes = compare(Manifest(old, {}), Manifest(new, {}), 16)
     by_path = {change.path: change for change in changes}
     assert len(by_path) == len(changes)
@@ -141,9 +141,9 @@ def test_a_budget_below_two_chunks_is_refused(store):
 
 
 def test_progress_reaches_its_total(store):
-    told = []
-    numbers_of(store, torch.zeros(9000), torch.randn(9000), progress=lambda *step: told.append(step))
-    assert told[-1] == ("diff", 72000, 72000)
+    calls = []
+    numbers_of(store, torch.zeros(9000), torch.randn(9000), progress=lambda *step: calls.append(step))
+    assert calls[-1] == ("diff", 72000, 72000)
 
 
 def test_a_summary(store):
@@ -182,15 +182,17 @@ STRUCTURES = {
 
 @pytest.mark.parametrize("name", STRUCTURES)
 @pytest.mark.parametrize("turned", [False, True])
-def test_what_holds_leaves_is_told(store, name, turned):
+def test_what_holds_leaves_is_reported(store, name, turned):
     old, new = reversed(STRUCTURES[name]) if turned else STRUCTURES[name]
     store.commit({"x": {"s": old, "w": torch.ones(3)}}, step=0)
     store.commit({"x": {"s": new, "w": torch.ones(3)}}, step=1)
     diff = store.diff(0, 1)
-    (told,) = diff.restructured
-    assert told.path in ("x/s", "x/s/b")
-    assert (told.old, told.new) == tuple(store.manifest(step).manifest.containers.get(told.path) for step in (0, 1))
-    assert told.reordered == name.startswith("another order")
+    (change,) = diff.restructured
+    assert change.path in ("x/s", "x/s/b")
+    assert (change.old, change.new) == tuple(
+        store.manifest(step).manifest.containers.get(change.path) for step in (0, 1)
+    )
+    assert change.reordered == name.startswith("another order")
     assert "1 restructured" in repr(diff)
     assert not diff.retied
 
@@ -203,13 +205,13 @@ def test_keys_that_come_and_go_are_no_other_order(old, new):
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")
-def test_a_scale_of_a_quantised_tensor_is_told(store):
+def test_a_scale_of_a_quantised_tensor_is_reported(store):
     for step, scale in enumerate((0.5, 0.25)):
         store.commit({"x": {"q": torch.quantize_per_tensor(torch.ones(10) * scale, scale, 0, torch.qint8)}}, step=step)
     diff = store.diff(0, 1)
     assert not diff.changes
-    (told,) = diff.restructured
-    assert (told.path, told.old.attributes["scale"], told.new.attributes["scale"]) == ("x/q", 0.5, 0.25)
+    (change,) = diff.restructured
+    assert (change.path, change.old.attributes["scale"], change.new.attributes["scale"]) == ("x/q", 0.5, 0.25)
 
 
 def test_states_that_load_alike_differ_in_nothing(store):
@@ -222,7 +224,7 @@ def test_states_that_load_alike_differ_in_nothing(store):
     assert "retied" not in repr(diff)
 
 
-def test_ties_that_came_and_went_are_told(store):
+def test_ties_that_came_and_went_are_reported(store):
     one, other = torch.ones(30), torch.ones(30)
     store.commit({"x": {"a": one, "b": one, "c": other, "d": other}}, step=0)
     store.commit({"x": {"a": one, "b": one, "c": other, "d": one, "e": other}}, step=1)
@@ -247,7 +249,7 @@ GROUPS = st.lists(st.sets(PATHS, min_size=1), max_size=3).map(
 
 
 @given(GROUPS, GROUPS, st.randoms(), st.sets(PATHS), st.sets(PATHS))
-def test_ties_are_told_of_leaves_that_are_tied_to_others(old, new, chance, came, went):
+def test_ties_are_listed_of_leaves_that_are_tied_to_others(old, new, chance, came, went):
     manifests, mates = [], []
     for groups, gone in ((old, came), (new, went)):
         here = [[path for path in group if path not in gone] for group in groups]

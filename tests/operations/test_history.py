@@ -66,7 +66,7 @@ def test_numbers_of_other_libraries_are_steps(store):
 
 
 @pytest.mark.parametrize(
-    ("ref", "error", "told"),
+    ("ref", "error", "message"),
     [
         (21, StepNotFound, "no step 21; nearest: 20"),
         ("besst", TagNotFound, "no tag 'besst'; nearest: best"),
@@ -77,13 +77,13 @@ def test_numbers_of_other_libraries_are_steps(store):
         (None, InvalidArgument, "NoneType"),
     ],
 )
-def test_unknown_names_are_told_with_near_ones(store, ref, error, told):
+def test_unknown_names_are_reported_with_near_ones(store, ref, error, message):
     store.tag("best", 20)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         store.find(ref)
 
 
-def test_a_tag_of_another_run_is_told(store):
+def test_a_tag_of_another_run_is_reported(store):
     store.tag("best", 20)
     store.commit({"x": 1}, step=1, run="other")
     with pytest.raises(TagNotFound, match=r"run 'other' has no tag 'best'; .*main@best is one"):

@@ -23,7 +23,7 @@ def test_who_has_left_a_group_says_nothing_to_another_one(alone):
     ranks.leave()
     ranks.leave()
     with pytest.raises(RankFailed, match="has left"):
-        ranks.agree(lambda: 1, lambda told: [0] * len(told))
+        ranks.agree(lambda: 1, lambda messages: [0] * len(messages))
     with pytest.raises(RankFailed, match="has left"):
         ranks.exchange(dict, {}, {1: 1})
     assert dist.is_initialized()
@@ -32,7 +32,7 @@ def test_who_has_left_a_group_says_nothing_to_another_one(alone):
 def test_what_is_no_process_group(alone, tmp_path):
     gone = dist.new_group([0])
     dist.destroy_process_group(gone)
-    for group, told in [
+    for group, message in [
         (DeviceMesh("cpu", [0]), r"process_group is a DeviceMesh, no process group: give mesh\.get_group\(\)"),
         (DeviceMesh("cpu", [[0]]), r"is a DeviceMesh, .*, with the name of a dim where it has several$"),
         ([0], "is a list, no process group: give what torch.distributed.new_group makes, or none"),
@@ -42,8 +42,8 @@ def test_what_is_no_process_group(alone, tmp_path):
     ]:
         with ckptstore.open(tmp_path / "store") as store:
             for way in (store.commit, store.commit_async):
-                with pytest.raises(InvalidArgument, match=told):
+                with pytest.raises(InvalidArgument, match=message):
                     way({"x": 1}, step=1, process_group=group)
-            with pytest.raises(InvalidArgument, match=told):
+            with pytest.raises(InvalidArgument, match=message):
                 ckptstore.CheckpointManager(store, save_interval=1, process_group=group)
             assert store.steps() == []

@@ -60,7 +60,7 @@ def place(tmp_path):
     return place
 
 
-def told(place, **options):
+def contents(place, **options):
     """Everything that a rebuild gives back."""
     with ckptstore.open(place, **options) as store:
         runs = [(run.name, run.commits, run.latest, run.forked_from) for run in store.runs()]
@@ -81,14 +81,14 @@ def lose(place):
 
 
 def test_everything_comes_back(place):
-    before = told(place)
+    before = contents(place)
     lose(place)
     with pytest.raises(CatalogError, match="ckptstore rebuild"):
         ckptstore.open(place)
     lose(place)  # opening began one, and did not bind it
     report = ckptstore.rebuild_catalog(place)
     assert (report.commits, report.left_out) == (5, ())
-    assert told(place) == before
+    assert contents(place) == before
     assert assert_whole(place) == {("main", 1), ("main", 2), ("main", 3), ("main", 4), ("side", 7)}
     with ckptstore.open(place) as store:
         store.commit(state_of("main", 8), step=8)
@@ -98,28 +98,28 @@ def test_everything_comes_back(place):
 
 
 def test_it_can_be_done_over_what_opening_began(place):
-    before = told(place)
+    before = contents(place)
     lose(place)
     with pytest.raises(CatalogError):
         ckptstore.open(place)
     ckptstore.rebuild_catalog(place)
-    assert told(place) == before
+    assert contents(place) == before
 
 
 def test_a_catalog_that_is_one_is_left_alone(place):
-    before = told(place)
+    before = contents(place)
     with pytest.raises(CatalogError, match="move it away"):
         ckptstore.rebuild_catalog(place)
-    assert told(place) == before
+    assert contents(place) == before
 
 
 def test_another_database(place, tmp_path, postgres):
-    before = told(place)
+    before = contents(place)
     with pytest.raises(CatalogError, match="has a catalog of its own"):
         ckptstore.rebuild_catalog(place, catalog=postgres)
     lose(place)
     ckptstore.rebuild_catalog(place, catalog=postgres)
-    assert told(place, catalog=postgres) == before
+    assert contents(place, catalog=postgres) == before
 
 
 def test_what_is_damaged_is_named_and_left_out(place):
@@ -238,7 +238,7 @@ def test_a_rebuild_that_is_run_again_leaves_out_nothing_that_it_entered(place, m
     (pack,) = [path for path in place.rglob("*.pack") if path.stem in only]
     lose(place)
 
-    def silent(self, told):
+    def silent(self, records):
         raise CatalogUnavailable("no answer")
 
     with monkeypatch.context() as patch, pytest.raises(CatalogUnavailable):
@@ -293,9 +293,9 @@ def test_a_commit_that_was_refused_is_none(place, at_once):
         assert store.read(5, "x") == "first"
 
 
-def commit_step_5(place, told):
+def commit_step_5(place, value):
     with ckptstore.open(place) as store:
-        store.commit({"x": told}, step=5)
+        store.commit({"x": value}, step=5)
 
 
 def test_a_document_that_is_removed_meanwhile_is_left_out(place, monkeypatch):
@@ -328,7 +328,7 @@ def opened_amid(place, act):
     return Store(opened, "main")
 
 
-def test_a_commit_that_is_made_while_a_store_is_opened_without_its_catalog_is_not_told_as_left_out(place, recwarn):
+def test_a_commit_that_is_made_while_a_store_is_opened_without_its_catalog_is_not_reported_as_left_out(place, recwarn):
     def commit():
         with site_of(place).open() as other:
             other.commit(state_of("main", 5), step=5)
@@ -394,7 +394,7 @@ def test_what_gc_moves_while_a_store_is_opened_without_its_catalog_is_found(tmp_
 
 
 def test_an_interrupted_one_is_done_again(place, monkeypatch):
-    before = told(place)
+    before = contents(place)
     lose(place)
     original, counted = LocalStorage.get, []
 
@@ -410,14 +410,14 @@ def test_an_interrupted_one_is_done_again(place, monkeypatch):
     with pytest.raises(CatalogError, match="rebuild"):
         ckptstore.open(place)
     assert ckptstore.rebuild_catalog(place).commits == 5
-    assert told(place) == before
+    assert contents(place) == before
 
 
 @pytest.mark.parametrize("error", [StorageUnavailable("it did not answer"), StorageError("403 Forbidden")])
 @pytest.mark.parametrize("kind", ["manifests/", "packs/"])
 def test_what_cannot_be_read_now_is_not_left_out(place, tmp_path, monkeypatch, kind, error):
     """It may be there again soon, and a catalog without its commits would be believed."""
-    before = told(place)
+    before = contents(place)
     lose(place)
     (tmp_path / "temporary").mkdir()
     with monkeypatch.context() as patched:
@@ -432,7 +432,7 @@ def test_what_cannot_be_read_now_is_not_left_out(place, tmp_path, monkeypatch, k
     with pytest.raises(CatalogError, match="rebuild"):
         ckptstore.open(place)
     assert ckptstore.rebuild_catalog(place).left_out == ()
-    assert told(place) == before
+    assert contents(place) == before
 
 
 def refuse_once(patched, kind, error):
@@ -452,7 +452,7 @@ def refuse_once(patched, kind, error):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("n", range(3, 9))
 def test_one_that_was_killed_at_any_call_is_done_again(place, monkeypatch, n, after):
-    before = told(place)
+    before = contents(place)
     lose(place)
     with monkeypatch.context() as patched:
         patched.setattr(documents, "open_catalog", lambda *args, **options: _failing(n, after, *args, **options))
@@ -460,7 +460,7 @@ def test_one_that_was_killed_at_any_call_is_done_again(place, monkeypatch, n, af
             ckptstore.rebuild_catalog(place)
     with suppress(CatalogError):  # it was done, or had not begun
         ckptstore.rebuild_catalog(place)
-    assert told(place) == before
+    assert contents(place) == before
     assert_whole(place)
     assert_nothing_leaked(place)
 
@@ -470,10 +470,10 @@ def _failing(n, after, *args, **options):
 
 
 def test_a_copied_store_is_a_store(place, tmp_path):
-    before = told(place)
+    before = contents(place)
     shutil.copytree(place, tmp_path / "copy")
     shutil.rmtree(place)
-    assert told(tmp_path / "copy") == before
+    assert contents(tmp_path / "copy") == before
     assert_whole(tmp_path / "copy")
 
 
@@ -546,14 +546,14 @@ def test_copies_that_are_all_damaged_are_kept(healed):
 
 
 def test_somebodys_copies_of_packs_are_left_out(place):
-    before = told(place)
+    before = contents(place)
     copies = [shutil.copy(path, path.with_name(f"{path.stem}.copy.pack")) for path in place.rglob("*.pack")]
     lose(place)
     left = {left.object for left in ckptstore.rebuild_catalog(place).left_out}
     assert left == {Path(copy).relative_to(place).as_posix() for copy in copies}
     for copy in copies:
         Path(copy).unlink()
-    assert told(place) == before
+    assert contents(place) == before
     assert_whole(place)
 
 
@@ -589,8 +589,8 @@ def test_a_temporary_folder_that_cannot_be_made_is_named(place, monkeypatch, num
     with monkeypatch.context() as patched:
         patched.setattr("tempfile.tempdir", "/some/where")
         patched.setattr(os, "mkdir", refuse)
-        told = rf"cannot make /some/where/ckptstore-\w+ .*: {os.strerror(number)}; set TMPDIR to .* or give catalog="
-        with pytest.raises(kind, match=told) as raised:
+        message = rf"cannot make /some/where/ckptstore-\w+ .*: {os.strerror(number)}; set TMPDIR to .* or give catalog="
+        with pytest.raises(kind, match=message) as raised:
             ckptstore.open(place, read_only=True)
     assert raised.type is kind
 
@@ -619,10 +619,10 @@ def test_a_catalog_that_another_process_made_meanwhile_is_taken(place, tmp_path)
     other = f"sqlite:///{tmp_path}/other.sqlite"
     (tmp_path / "other.sqlite").touch()
 
-    def make(told):
+    def make(url):
         with ckptstore.open(tmp_path / "other", catalog=other) as store:
             store.commit({"x": 1}, step=1)
-        catalogs.check_no_commits(storage, told)
+        catalogs.check_no_commits(storage, url)
 
     with closing(open_catalog(other, create=True, before_making=make)) as catalog:
         assert catalog.steps("main") == [1]
@@ -650,7 +650,7 @@ def test_a_remote_store_is_read_without_its_catalog(bucket, postgres):
         for step in range(3):
             store.commit(state_of("main", step), step=step, metadata={"loss": step})
         store.commit(state_of("side", 3), step=3, run="side", parent="main@2")
-    assert told(bucket.url, **options) == told(bucket.url, catalog=postgres, **options)
+    assert contents(bucket.url, **options) == contents(bucket.url, catalog=postgres, **options)
     with ckptstore.open(bucket.url, **options) as store:
         for step in range(3):
             assert_exact(store, "main", step)
@@ -670,11 +670,11 @@ def test_a_remote_store_is_read_without_its_catalog(bucket, postgres):
 
 @pytest.mark.parametrize("kind", [None, "lustre"])
 def test_a_folder_is_read_without_its_catalog(place, monkeypatch, kind):
-    before = told(place)
+    before = contents(place)
     lose(place)
     there = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     monkeypatch.setattr(catalogs, "network_file_system", lambda _: kind)
-    assert told(place, read_only=True) == before
+    assert contents(place, read_only=True) == before
     with ckptstore.open(place, read_only=True) as store:
         assert_exact(store, "main", 4)
         assert store.verify().ok and store.tags() == {}
@@ -689,7 +689,7 @@ def test_a_folder_is_read_without_its_catalog(place, monkeypatch, kind):
 @pytest.mark.parametrize("n", [*range(1, 9), None])
 def test_a_folder_is_read_without_the_catalog_that_a_killed_rebuild_left(place, monkeypatch, n):
     """None: one that had made nothing but an empty file."""
-    before = told(place)
+    before = contents(place)
     lose(place)
     if n is None:
         (place / "catalog.sqlite").touch()
@@ -699,12 +699,12 @@ def test_a_folder_is_read_without_the_catalog_that_a_killed_rebuild_left(place, 
             ckptstore.rebuild_catalog(place)
         monkeypatch.undo()
     left = files(place)
-    assert told(place, read_only=True) == before
+    assert contents(place, read_only=True) == before
     assert files(place) == left
     with pytest.raises(CatalogError, match=r"rebuild; to read without it, give read_only=True"):
         ckptstore.open(place)
     assert ckptstore.rebuild_catalog(place).commits == 5
-    assert told(place) == before
+    assert contents(place) == before
 
 
 def test_a_folders_catalog_is_used_where_there_is_one(place, postgres, monkeypatch):
@@ -755,7 +755,7 @@ def test_an_encrypted_folder_is_read_without_its_catalog(tmp_path):
         ckptstore.open(tmp_path / "sealed", read_only=True)
 
 
-def test_what_is_left_out_is_told_where_it_was_opened(place):
+def test_what_is_left_out_is_reported_where_it_was_opened(place):
     with ckptstore.open(place) as store:
         document = Path(place, store.find(4).document)
     document.write_bytes(document.read_bytes()[:-20])
@@ -767,7 +767,7 @@ def test_what_is_left_out_is_told_where_it_was_opened(place):
 
 
 @pytest.mark.parametrize("change", [{"created": math.nan}, {"origin": document.Origin("a" * 32, math.inf)}])
-def test_a_moment_that_never_was_is_told(place, change):
+def test_a_moment_that_never_was_is_reported(place, change):
     path = next((place / "manifests" / "main").glob("*3.*.manifest"))
     written = document.decode(path.read_bytes(), path.name)
     path.write_bytes(document.encode(msgspec.structs.replace(written, **change)))

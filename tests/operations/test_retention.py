@@ -97,8 +97,8 @@ def test_a_policy_of_ones_own(tmp_path):
         assert store.steps() == [2, 3, 5, 7]
 
 
-class Told(ckptstore.Policy):
-    """Keeps what it is told to."""
+class Keeping(ckptstore.Policy):
+    """Keeps what it is given."""
 
     def __init__(self, kept):
         self.kept = kept
@@ -109,7 +109,7 @@ class Told(ckptstore.Policy):
 
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize(
-    ("kept", "told"),
+    ("kept", "message"),
     [
         (lambda commits: {c.step: "step" for c in commits}, "keeps 0, which is no id of a commit"),
         (lambda commits: {c.address: "address" for c in commits}, "keeps 'main@0', which is no id"),
@@ -118,21 +118,21 @@ class Told(ckptstore.Policy):
         (lambda _: None, "keeps a NoneType"),
     ],
 )
-def test_a_policy_of_ones_own_that_names_no_commits(tmp_path, kept, told, more):
-    keep = Told(kept) | KeepLast(1) if more else Told(kept)
+def test_a_policy_of_ones_own_that_names_no_commits(tmp_path, kept, message, more):
+    keep = Keeping(kept) | KeepLast(1) if more else Keeping(kept)
     with ckptstore.open(tmp_path / "store") as store:
         for step in range(3):
             store.commit({"step": step}, step=step)
-        if more and "main@0" in told:
+        if more and "main@0" in message:
             assert store.gc(keep, grace=0, most=1).deleted == (0, 1)
             return
-        with pytest.raises(InvalidArgument, match=told):
+        with pytest.raises(InvalidArgument, match=message):
             store.gc(keep, grace=0, most=1)
         assert store.steps() == [0, 1, 2]
 
 
 def test_one_of_several_policies_may_name_only_what_is_gone(tmp_path):
-    pinned = Told(lambda _: MappingProxyType({"0" * 32: "released"}))
+    pinned = Keeping(lambda _: MappingProxyType({"0" * 32: "released"}))
     with ckptstore.open(tmp_path / "store") as store:
         with ckptstore.CheckpointManager(store, 1, keep=pinned | KeepLast(2), grace=0) as manager:
             for step in range(5):
@@ -146,11 +146,11 @@ def test_a_policy_of_ones_own_may_name_what_is_gone(tmp_path):
     with ckptstore.open(tmp_path / "store") as store:
         pinned = [store.commit({"step": step}, step=step).id for step in range(3)][:2]
         store.delete(0)
-        assert store.gc(Told(lambda _: dict.fromkeys(pinned, "pinned")), grace=0).deleted == (2,)
+        assert store.gc(Keeping(lambda _: dict.fromkeys(pinned, "pinned")), grace=0).deleted == (2,)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: KeepLast(-1), "0 or more"),
         (lambda: KeepEvery(0), "at least 1"),
@@ -160,8 +160,8 @@ def test_a_policy_of_ones_own_may_name_what_is_gone(tmp_path):
         (lambda: KeepBest("loss", 1, "middle"), "min or max"),  # type: ignore[arg-type]
     ],
 )
-def test_policies_that_cannot_be(make, told):
-    with pytest.raises(InvalidArgument, match=told):
+def test_policies_that_cannot_be(make, message):
+    with pytest.raises(InvalidArgument, match=message):
         make()
 
 

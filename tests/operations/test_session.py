@@ -12,7 +12,7 @@ LEASE = 0.3
 
 
 class Full:
-    """A catalog whose disk is full the first time it is told that a session lives, or that it ended."""
+    """A catalog whose disk is full the first time it is to record that a session lives, or that it ended."""
 
     def __init__(self, catalog):
         self._catalog, self.beats, self.alive = catalog, 0, threading.Event()
@@ -43,6 +43,6 @@ def test_a_disk_that_was_full_for_a_moment_is_asked_again(full):
         assert full.alive.wait(20)
 
 
-def test_the_first_error_is_told(full):
+def test_the_first_error_is_reported(full):
     with pytest.raises(KeyError, match="the first"), writing_session(full):
         raise KeyError("the first")

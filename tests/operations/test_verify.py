@@ -51,7 +51,7 @@ def flip(path, position):
 
 
 def a_payload(place):
-    """Neither its size nor its footer tells."""
+    """Neither its size nor its footer shows it."""
     flip(next(place.glob("packs/*/*.pack")), 200)
 
 
@@ -148,11 +148,11 @@ def test_the_longest_unverified_come_first_and_an_interrupted_one_goes_on(place)
     )
     names = sorted(packs(place))
     parts.catalog.mark_verified(names[:5])
-    told: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
     with Store(parts, "main") as store:
-        report = store.verify(older_than=3600, progress=lambda *about: told.append(about))
+        report = store.verify(older_than=3600, progress=lambda *about: calls.append(about))
         assert report.packs == STEPS - 5
-        assert told[-1][1] == told[-1][2] == report.bytes
+        assert calls[-1][1] == calls[-1][2] == report.bytes
         assert all(packs(place).values())
         assert store.verify(older_than=3600).packs == 0
         assert store.verify(older_than=0).packs == STEPS
@@ -277,7 +277,7 @@ def test_what_cannot_be(place):
 
 @pytest.mark.parametrize("there", ["nothing", "an empty folder", "another store"])
 def test_a_store_that_was_moved_away_is_not_taken_for_damaged(place, tmp_path, postgres, there):
-    """Its catalog is elsewhere, and would be told that all is lost."""
+    """Its catalog is elsewhere, and would have to believe that all is lost."""
     shutil.copytree(place, tmp_path / "apart")
     (tmp_path / "apart" / "catalog.sqlite").unlink()
     ckptstore.rebuild_catalog(tmp_path / "apart", catalog=postgres)

@@ -1,4 +1,4 @@
-"""What a user can do wrong: the error tells what and what to do, nothing is half-made, every earlier step readable."""
+"""What a user can do wrong: the error says what and what to do, nothing is half-made, every earlier step readable."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_step_that_exists_with_other_content(store):
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "message"),
     [
         (-1, "step -1: give one from 0 to"),
         (1 << 63, "give one from 0 to 2"),
@@ -96,9 +96,9 @@ def test_a_step_that_exists_with_other_content(store):
         (torch.tensor([5]), "is a Tensor: give an int"),
     ],
 )
-def test_a_step_that_is_none(store, step, told):
+def test_a_step_that_is_none(store, step, message):
     for commit in (store.commit, store.commit_async):
-        with pytest.raises(InvalidArgument, match=told):
+        with pytest.raises(InvalidArgument, match=message):
             commit(state_of("main", 300), step=step)
 
 
@@ -136,7 +136,7 @@ ASKING = [
 
 
 @pytest.mark.parametrize(
-    ("ref", "kind", "told"),
+    ("ref", "kind", "message"),
     [
         (101, StepNotFound, "run 'main' has no step 101; nearest: 1"),
         ("250", StepNotFound, "run 'main' has no step 250; nearest: .*200"),
@@ -151,9 +151,9 @@ ASKING = [
         ("main\0@100", InvalidArgument, "has a NUL character"),
     ],
 )
-def test_a_commit_that_does_not_exist(store, ref, kind, told):
+def test_a_commit_that_does_not_exist(store, ref, kind, message):
     for ask in ASKING:
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=message):
             ask(store, ref)
 
 
@@ -229,7 +229,7 @@ def test_metadata_that_is_nested_as_deep_as_it_may_be(place):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"catalog": Path("/x/catalog.sqlite")}, "no database URL: give sqlite:///path"),
         ({"catalog": 5}, "no database URL: give sqlite:///path"),
@@ -241,8 +241,8 @@ def test_metadata_that_is_nested_as_deep_as_it_may_be(place):
         ({"storage_options": 5}, "storage_options=5: give a dict"),
     ],
 )
-def test_what_a_store_is_not_opened_with(tmp_path, given, told):
-    with pytest.raises(InvalidArgument, match=told):
+def test_what_a_store_is_not_opened_with(tmp_path, given, message):
+    with pytest.raises(InvalidArgument, match=message):
         ckptstore.open(tmp_path / "new", **given)
     assert not (tmp_path / "new").exists()
 
@@ -303,7 +303,7 @@ def test_pickles_are_asked_for_twice(place):
         assert store.checkout(1, allow_pickle=True)["odd"] is set
 
 
-def test_all_that_does_not_fit_is_told_and_nothing_written(store):
+def test_all_that_does_not_fit_is_reported_and_nothing_written(store):
     into: dict[str, Any] = {
         "model": {"frozen": torch.zeros(5), "slow": torch.zeros(2048, dtype=torch.float64), "more": torch.zeros(1)},
         "tied": torch.zeros(2048),
@@ -315,13 +315,13 @@ def test_all_that_does_not_fit_is_told_and_nothing_written(store):
     before = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in into.items()}
     with pytest.raises(StateMismatch) as caught:
         store.checkout(100, into=into)
-    told = str(caught.value)
+    message = str(caught.value)
     assert caught.value.missing == ("model/more",)
     assert set(caught.value.unexpected) >= {"model/own"}
     assert {line.split()[0].rstrip(":") for line in caught.value.different} >= {"model/frozen", "model/slow"}
     for path in ("model/more", "model/own", "model/frozen", "model/slow"):
-        assert path in told
-    assert "nothing was changed" in told
+        assert path in message
+    assert "nothing was changed" in message
     for name in ("tied", "small", "step"):
         assert_same(into[name], before[name])
     assert not into["model"]["frozen"].any()
@@ -440,10 +440,10 @@ def test_features_that_are_not_known(store, place):
 
 
 @pytest.mark.parametrize(
-    ("revision", "kind", "told"),
+    ("revision", "kind", "message"),
     [("0000", SchemaTooOld, "run `ckptstore migrate"), ("9999", SchemaTooNew, "update ckptstore")],
 )
-def test_another_schema(store, place, revision, kind, told):
+def test_another_schema(store, place, revision, kind, message):
     def stamp(number):
         with closing(sqlite3.connect(place / "catalog.sqlite")) as database, database:
             database.execute("UPDATE alembic_version SET version_num = ?", (number,))
@@ -452,7 +452,7 @@ def test_another_schema(store, place, revision, kind, told):
         ((kept,),) = database.execute("SELECT version_num FROM alembic_version")
     stamp(revision)
     for read_only in (False, True):
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=message):
             ckptstore.open(place, read_only=read_only)
     stamp(kept)
 
@@ -528,12 +528,12 @@ def test_a_read_only_folder(with_log):
         before = files(root / "store")
         for path in made:
             path.chmod(0o555 if path.is_dir() else 0o444)
-        told = as_nobody(root)
+        lines = as_nobody(root)
         for path in made:
             path.chmod(0o755 if path.is_dir() else 0o644)
         store.close()
-        assert [line.split()[0] for line in told] == ["open", "commit", "background", "tag", "delete", "gc"]
-        assert all(str(root) in line for line in told)
+        assert [line.split()[0] for line in lines] == ["open", "commit", "background", "tag", "delete", "gc"]
+        assert all(str(root) in line for line in lines)
         assert files(root / "store") == before
         assert assert_whole(root / "store") == STEPS
 
@@ -563,9 +563,9 @@ def test_a_store_one_folder_below_may_be_meant(tmp_path):
             ckptstore.open(tmp_path, create=create, read_only=read_only)
 
 
-def test_what_kept_a_store_from_being_made_is_told(tmp_path):
-    for create, read_only, told in ((False, False, "create=False"), (True, True, "read_only=True")):
-        with pytest.raises(NotAStore, match=f"make a store with init, in Python by opening it without {told}"):
+def test_what_kept_a_store_from_being_made_is_reported(tmp_path):
+    for create, read_only, option in ((False, False, "create=False"), (True, True, "read_only=True")):
+        with pytest.raises(NotAStore, match=f"make a store with init, in Python by opening it without {option}"):
             ckptstore.open(tmp_path / "nowhere", create=create, read_only=read_only)
 
 

@@ -155,7 +155,7 @@ def test_who_waited_in_vain_hears_what_helps(place, crowd, monkeypatch):
 
 
 @pytest.mark.parametrize(("right", "wrong"), [("postgres:@", "nobody:@"), ("/database_", "/none_")])
-def test_a_wrong_address_is_told_after_one_try(far_postgres, tmp_path, right, wrong):
+def test_a_wrong_address_is_reported_after_one_try(far_postgres, tmp_path, right, wrong):
     database, proxy = far_postgres
     with pytest.raises(ckptstore.CatalogError, match=r"(nobody|none_\w+).* does not exist"):
         ckptstore.open(tmp_path / "store", catalog=database.replace(right, wrong))

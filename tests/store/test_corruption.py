@@ -81,7 +81,7 @@ def users(report):
 
 
 def check_never_returned(store):
-    """Whole or by leaf: what was stored, or an error that tells of damage."""
+    """Whole or by leaf: what was stored, or an error that reports damage."""
     for read in (lambda path: store.read(STEP, path), lambda path: store.checkout(STEP, paths=path)[path]):
         for path, value in STATE.items():
             try:
@@ -268,7 +268,7 @@ def test_damaged_pages_of_the_catalog(place):
     catalog, chance = place / "catalog.sqlite", random.Random(0)
     with closing(sqlite3.connect(catalog)) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    whole, told = catalog.read_bytes(), 0
+    whole, raised = catalog.read_bytes(), 0
     for start in range(0, len(whole), 4096):
         catalog.write_bytes(whole[:start] + chance.randbytes(4096) + whole[start + 4096 :])
         try:
@@ -277,25 +277,25 @@ def test_damaged_pages_of_the_catalog(place):
                 assert_same(store.checkout(STEP), STATE)
         except CkptStoreError as error:
             assert isinstance(error, CatalogError | CorruptData | ckptstore.NotFound | ckptstore.FormatError), start
-            told += 1
-    assert told
+            raised += 1
+    assert raised
 
 
 def test_a_catalog_of_another_store(place, tmp_path):
     with ckptstore.open(tmp_path / "other", chunk_bytes=4096) as other:
         other.commit({"raw": STATE["raw"] * 2}, step=STEP)
     shutil.copy(tmp_path / "other" / "catalog.sqlite", place / "catalog.sqlite")
-    with pytest.raises(ckptstore.CatalogError, match="is of another store") as told:
+    with pytest.raises(ckptstore.CatalogError, match="is of another store") as caught:
         ckptstore.open(place)
-    assert_closed(place, told.value)
+    assert_closed(place, caught.value)
 
 
 def test_an_opening_that_fails_leaves_nothing_open(place):
     with closing(sqlite3.connect(place / "catalog.sqlite", isolation_level=None)) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(ckptstore.SchemaTooNew) as told:
+    with pytest.raises(ckptstore.SchemaTooNew) as caught:
         ckptstore.open(place)
-    assert_closed(place, told.value)
+    assert_closed(place, caught.value)
 
 
 def assert_closed(place, error):

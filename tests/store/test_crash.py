@@ -40,7 +40,7 @@ class Nursery:
         )
         assert self.process.stdin
         assert self.process.stdout
-        self.orders, self.told = self.process.stdin, self.process.stdout
+        self.orders, self.answers = self.process.stdin, self.process.stdout
         self.wait_for("ready", [])
 
     def life(self, place, seed, seconds, *, working=True):
@@ -59,7 +59,7 @@ class Nursery:
         return said
 
     def wait_for(self, word, said):
-        for line in self.told:
+        for line in self.answers:
             words = line.decode().split()
             if words[0] == word:
                 return words
@@ -69,7 +69,7 @@ class Nursery:
     def close(self):
         self.orders.close()
         self.process.wait()
-        self.told.close()
+        self.answers.close()
 
 
 @pytest.fixture(scope="module")

@@ -397,7 +397,7 @@ def leaves(*steps):
     return {f"main@{step} model/{name}" for step in steps for name in "wv"}
 
 
-def test_what_rests_on_a_damaged_chunk_is_told_of(place):
+def test_what_rests_on_a_damaged_chunk_is_reported(place):
     bad = base_pack(place)
     bad.unlink()
     with opened(place) as store:
@@ -410,7 +410,7 @@ def test_what_rests_on_a_damaged_chunk_is_told_of(place):
             store.gc(grace=0)
 
 
-def test_a_lost_pack_is_told_by_a_leaf_that_needs_it(place):
+def test_a_lost_pack_is_named_by_a_leaf_that_needs_it(place):
     """Though it is read together with others."""
     with opened(place) as store:
         store.commit({"a": noise(1), **state(4), "z": noise(2)}, step=4)
@@ -618,7 +618,7 @@ def test_the_catalog_is_rebuilt_without_a_pack(place):
 
 
 def test_an_older_catalog_collects_nothing_of_a_commit_that_became_whole(tmp_path):
-    """Its document tells of what its chunks rested on, which is gone; and it needs what that catalog would free."""
+    """Its document names what its chunks rested on, which is gone; and it needs what that catalog would free."""
     place = tmp_path / "store"
     with opened(place, chunk_bytes=CHUNK_BYTES) as store:
         store.commit({"extra": noise(5005)}, step=9)

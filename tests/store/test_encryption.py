@@ -1,4 +1,4 @@
-"""An encrypted store keeps nothing readable, opens with its key alone, and tells of every byte that was altered."""
+"""An encrypted store keeps nothing readable, opens with its key alone, and detects every byte that was altered."""
 
 from __future__ import annotations
 
@@ -139,9 +139,9 @@ NO_KEYS = [b"", b"{}", b"\0" * 9, b'{"kdf": "scr\xffpt"}']
 def test_a_damaged_wrapped_key_is_no_wrong_key(site, key, content):
     (path,) = site.glob("keys/*.key")
     path.write_bytes(content)
-    told = f"keys/{path.name} is damaged, which no passphrase replaces: bring it back from a copy"
+    message = f"keys/{path.name} is damaged, which no passphrase replaces: bring it back from a copy"
     for act in (lambda: ckptstore.open(site), lambda: ckptstore.change_key(site, key)):
-        with pytest.raises(CorruptData, match=told):
+        with pytest.raises(CorruptData, match=message):
             act()
     assert [path.read_bytes() for path in site.glob("keys/*")] == [content]
 
@@ -223,7 +223,7 @@ def test_a_store_that_was_opened_for_reading_tells_of_its_key_and_does_not_mend_
             store.repair()
 
 
-def test_a_wrong_key_is_told(site, tmp_path, monkeypatch):
+def test_a_wrong_key_is_reported(site, tmp_path, monkeypatch):
     monkeypatch.delenv("CKPTSTORE_KEY_FILE")
     with pytest.raises(WrongKey, match=r"is encrypted: give key_file= .*, or set CKPTSTORE_KEY_FILE or CKPTSTORE_KEY"):
         ckptstore.open(site)
@@ -253,9 +253,9 @@ def test_the_key_may_be_in_the_environment(site, monkeypatch):
 @pytest.mark.parametrize("by", ["argument", "variable"])
 def test_a_key_file_in_the_home_folder_may_be_told_so(site, key, monkeypatch, by):
     monkeypatch.setenv("HOME", str(key.parent))
-    told = f"~/{key.name}"
-    monkeypatch.setenv("CKPTSTORE_KEY_FILE", "gone" if by == "argument" else told)
-    with ckptstore.open(site, key_file=told if by == "argument" else None) as store:
+    named = f"~/{key.name}"
+    monkeypatch.setenv("CKPTSTORE_KEY_FILE", "gone" if by == "argument" else named)
+    with ckptstore.open(site, key_file=named if by == "argument" else None) as store:
         assert store.latest() is not None
 
 

@@ -134,7 +134,7 @@ class Life:
 
 
 def live_and_see(disk):
-    """Whether the disk was too small. With room again, what was told is there, and nothing else."""
+    """Whether the disk was too small. With room again, what was reported is there, and nothing else."""
     life = Life(disk.place / "store")
     life.go_on()
     disk.resize(ROOM)
@@ -291,8 +291,8 @@ def test_the_command_frees_a_disk_that_others_filled(small_disk):
     fill(small_disk)
     assert free(small_disk) == 0
     command = [sys.executable, "-m", "ckptstore", "gc", place, "--keep-last", "1", "--grace", "0", "--yes"]
-    told = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
-    assert "deleted 3 commits, freed" in told
+    output = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
+    assert "deleted 3 commits, freed" in output
     assert free(small_disk) > 0
     assert assert_whole(place) == {("main", 4)}
 
@@ -358,10 +358,10 @@ def test_a_catalog_of_many_leaves_can_be_freed(disks, training):
         store.close()
     fill(disk)
     command = [sys.executable, "-m", "ckptstore", "gc", disk / "store", "--keep-last", "1", "--grace", "0"]
-    told = subprocess.run(
+    done = subprocess.run(
         [*command, "--most", "1", "--yes"], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
-    assert "deleted 29 commits, freed 29 packs" in told.stdout
+    assert "deleted 29 commits, freed 29 packs" in done.stdout
     store.close()
 
 
@@ -419,10 +419,10 @@ try:
 except ckptstore.StorageFull as error:
     print(error)
 """
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", script, place], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
-    assert f"cannot write {place}/packs/" in told.stdout
+    assert f"cannot write {place}/packs/" in done.stdout
     assert assert_whole(place) == KEPT
     assert_nothing_leaked(place)
 
@@ -440,8 +440,8 @@ try:
 except ckptstore.CatalogError as error:
     print(error)
 """
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", script, place], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
-    assert "a quota or the limit of a file's size (ulimit -f) was met" in told.stdout
+    assert "a quota or the limit of a file's size (ulimit -f) was met" in done.stdout
     assert assert_whole(place) == KEPT

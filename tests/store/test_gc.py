@@ -541,7 +541,7 @@ def test_what_was_written_here_for_another_store_is_not_swept(tmp_path):
 
 
 class Watched:
-    """Stands for a catalog, and tells what was looked at."""
+    """Stands for a catalog, and records what was looked at."""
 
     url = "sqlite:///catalog"
 

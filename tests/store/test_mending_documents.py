@@ -52,7 +52,7 @@ def executed(place, verb, act):
         assert meanwhile.happened
 
 
-def test_what_is_purged_during_a_repair_is_not_told_as_lost(place, monkeypatch):
+def test_what_is_purged_during_a_repair_is_not_reported_as_lost(place, monkeypatch):
     listed = SqlCatalog.commits
 
     def purging(self, *args, **options):
@@ -77,13 +77,13 @@ def test_of_two_commits_of_a_step_one_may_be_lost_and_the_other_mended(place, lo
         for commit in commits.values():
             (place / commit.document).write_bytes(b"nonsense")
         store._parts.catalog.replace_manifest(commits[lost].id, b"nonsense")
-        told = {"deleted": "main@0 (deleted)", "live": "main@0"}
-        assert {problem.affected for problem in store.verify().problems} == {(name,) for name in told.values()}
+        labels = {"deleted": "main@0 (deleted)", "live": "main@0"}
+        assert {problem.affected for problem in store.verify().problems} == {(name,) for name in labels.values()}
         plan = store.plan_repair()
         (mended,) = {"deleted", "live"} - {lost}
-        assert (plan.documents, plan.lost) == ((told[mended],), (told[lost],))
+        assert (plan.documents, plan.lost) == ((labels[mended],), (labels[lost],))
         assert (report := plan.execute()).documents == 1
-        assert report.lost == (told[lost],)
+        assert report.lost == (labels[lost],)
         assert not any(commits[mended].document == problem.object for problem in store.verify().problems)
 
 
@@ -101,7 +101,7 @@ def test_what_is_deleted_or_restored_after_the_plan_is_mended(place, verb):
 
 @pytest.mark.parametrize("level", ["sizes", "data"])
 @pytest.mark.parametrize("document", [b"", None])
-def test_the_document_of_a_deleted_step_is_told_as_such(place, level, document):
+def test_the_document_of_a_deleted_step_is_reported_as_such(place, level, document):
     with ckptstore.open(place) as store:
         path = place / store.find(0).document
         store.delete(0)
@@ -109,7 +109,7 @@ def test_the_document_of_a_deleted_step_is_told_as_such(place, level, document):
         assert [problem.affected for problem in store.verify(level=level).problems] == [("main@0 (deleted)",)]
 
 
-def test_leaves_of_a_deleted_step_are_told_as_such(place):
+def test_leaves_of_a_deleted_step_are_reported_as_such(place):
     with ckptstore.open(place) as store:
         (pack,) = store._parts.catalog.packs(store.find(0).id)
         store.delete(0)

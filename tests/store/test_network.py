@@ -321,5 +321,5 @@ def paused(site, n, after):
 
 def woken(child):
     os.kill(child.pid, signal.SIGCONT)
-    told, _ = child.communicate(timeout=60)
-    return told.strip()
+    output, _ = child.communicate(timeout=60)
+    return output.strip()

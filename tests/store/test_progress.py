@@ -1,4 +1,4 @@
-"""What keeps a store tells how far it is, and stops where who is told wants it to."""
+"""What keeps a store reports how far it is, and stops where its callback wants it to."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ckptstore.testing.lanes import FakeDevices
 from tests.store.blocks import state
 
 
-class Told:
-    """A callback that keeps what it is told, and raises at one call of a stage."""
+class Callback:
+    """A callback that keeps what it is called with, and raises at one call of a stage."""
 
     def __init__(self, stage="", failing=-1):
         self.calls: list[tuple[str, int, int]] = []
@@ -61,14 +61,14 @@ def mixed(number):
 def test_a_commit_ends_with_all_bytes_of_its_arrays(tmp_path, there):
     with site_of(tmp_path / "store").open(chunk_bytes=CHUNK_BYTES) as store, FakeDevices() as devices:
         for step, number in enumerate([1, 1, 2]):
-            held, told = mixed(number), Told("commit")
+            held, callback = mixed(number), Callback("commit")
             if there:
                 devices.put(held["large"])
-            size = store.commit(held, step=step, progress=told).logical_bytes
+            size = store.commit(held, step=step, progress=callback).logical_bytes
             handle = store.commit_async(held, step=step)
             handle.result()
-            assert told.total("commit") == handle.progress.done == handle.progress.total
-            assert told.total("commit") <= size
+            assert callback.total("commit") == handle.progress.done == handle.progress.total
+            assert callback.total("commit") <= size
 
 
 @pytest.fixture
@@ -110,10 +110,10 @@ def test_a_push_ends_with_all_bytes_of_its_commits(tmp_path, digest):
     with source.open(chunk_bytes=CHUNK_BYTES) as store, target.open(digest=digest) as other:
         sizes = [store.commit(mixed(step), step=step).logical_bytes for step in range(3)]
         for steps, expected in ([1], sizes[1]), ([0, 1], sum(sizes[:2])), ([], sum(sizes)), ([2], sizes[2]):
-            told = Told()
-            store.push(other, *steps, progress=told)
-            assert told.total("push") == expected
-        assert len(told.calls) == 1
+            callback = Callback()
+            store.push(other, *steps, progress=callback)
+            assert callback.total("push") == expected
+        assert len(callback.calls) == 1
         with pytest.raises(InvalidArgument, match="progress=5"):
             store.push(other, progress=5)  # type: ignore[arg-type]
 
@@ -123,35 +123,35 @@ def test_a_push_ends_with_all_bytes_of_its_commits(tmp_path, digest):
 
 def test_gc_counts_the_packs_that_it_looks_at_and_those_that_go(wasteful):
     sizes = sizes_of(wasteful)
-    told = Told()
+    callback = Callback()
     with wasteful.open() as store:
-        report = store.gc(grace=0, progress=told)
+        report = store.gc(grace=0, progress=callback)
     assert (report.rewritten, report.packs) == (2, 3)
-    assert told.total("gc") == report.freed_bytes
-    assert len(told.of("gc")) == 2  # what was garbage, and what was rewritten
-    assert told.total("plan") == sum(sorted(sizes.values())[-2:])
-    assert [name for name, *_ in told.calls] == ["plan", "gc", "gc"]
+    assert callback.total("gc") == report.freed_bytes
+    assert len(callback.of("gc")) == 2  # what was garbage, and what was rewritten
+    assert callback.total("plan") == sum(sorted(sizes.values())[-2:])
+    assert [name for name, *_ in callback.calls] == ["plan", "gc", "gc"]
 
 
 def test_a_plan_of_gc_and_its_execution_tell_each_of_their_own(wasteful):
-    planned, done = Told(), Told()
+    planned, done = Callback(), Callback()
     with wasteful.open() as store:
         plan = store.plan_gc(grace=0, progress=planned)
         plan.execute(progress=done)
         assert {name for name, *_ in planned.calls} == {"plan"}
         assert {name for name, *_ in done.calls} == {"gc"}
         assert done.total("gc") > 0
-        nothing = Told()
+        nothing = Callback()
         store.gc(grace=0, progress=nothing)
         assert nothing.calls == []
 
 
 def test_gc_counts_what_another_gc_took_meanwhile(wasteful):
-    told = Told()
+    callback = Callback()
     taken: list[ckptstore.GcReport] = []
 
     def other(*call):
-        told(*call)
+        callback(*call)
         if not taken:
             with wasteful.open() as store:
                 taken.append(store.gc(grace=0))
@@ -159,14 +159,14 @@ def test_gc_counts_what_another_gc_took_meanwhile(wasteful):
     with wasteful.open() as store:
         report = store.plan_gc(grace=0).execute(other)
     assert (taken[0].rewritten, report.rewritten, report.packs) == (2, 0, 1)
-    assert told.total("gc") > report.freed_bytes
+    assert callback.total("gc") > report.freed_bytes
 
 
 @pytest.mark.parametrize(("stage", "call"), [("plan", 1), ("gc", 1), ("gc", 2)])
 def test_a_gc_that_is_stopped_is_done_by_the_next_one(wasteful, stage, call):
     with wasteful.open() as store:
         with pytest.raises(RuntimeError, match="enough"):
-            store.gc(grace=0, progress=Told(stage, call))
+            store.gc(grace=0, progress=Callback(stage, call))
         assert_same(store.checkout(2), state(0, 10))
         assert store.verify().ok
         store.gc(grace=0)
@@ -205,20 +205,20 @@ def damaged(tmp_path):
 
 def test_repair_counts_the_packs_that_it_verifies_and_those_that_are_damaged(damaged):
     sizes = list(sizes_of(damaged).values())
-    told = Told()
+    callback = Callback()
     with damaged.open() as store:
-        report = store.repair(progress=told)
+        report = store.repair(progress=callback)
     assert report.packs == 1 and len(report.lost) == 2
-    assert told.total("repair") == sum(sizes[:2])
-    assert told.of("repair") == [sizes[1], sum(sizes[:2])]
-    assert {name for name, *_ in told.calls} == {"verify", "repair"}
+    assert callback.total("repair") == sum(sizes[:2])
+    assert callback.of("repair") == [sizes[1], sum(sizes[:2])]
+    assert {name for name, *_ in callback.calls} == {"verify", "repair"}
 
 
 def test_a_whole_store_has_nothing_to_repair(wasteful):
-    told = Told()
+    callback = Callback()
     with wasteful.open() as store:
-        store.plan_repair().execute(told)
-    assert told.calls == []
+        store.plan_repair().execute(callback)
+    assert callback.calls == []
 
 
 @pytest.mark.parametrize("call", [1, 2])
@@ -226,7 +226,7 @@ def test_a_repair_that_is_stopped_can_be_done_again(damaged, call):
     with damaged.open() as store:
         plan = store.plan_repair()
         with pytest.raises(RuntimeError, match="enough"):
-            plan.execute(Told("repair", call))
+            plan.execute(Callback("repair", call))
         assert store.repair().lost == plan.lost
         for step in range(2):
             store.commit(state(step, 10 + step), step=step, run="again")
@@ -242,9 +242,9 @@ def test_what_is_no_callback_stops_repair_before_it_begins(damaged):
         assert store.plan_repair() == plan
 
 
-def test_what_does_nothing_more_is_told_of_once():
-    told = Told()
-    advance = meter(told, "commit", 5)
+def test_what_does_nothing_more_is_reported_once():
+    callback = Callback()
+    advance = meter(callback, "commit", 5)
     for count in (0, 0, 3, 0, 2, 0):
         advance(count)
-    assert told.of("commit") == [0, 3, 5]
+    assert callback.of("commit") == [0, 3, 5]

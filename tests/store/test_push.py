@@ -116,8 +116,8 @@ def targets(tmp_path):
         yield make
 
 
-def told(store, run="main"):
-    """What a log tells of commits, but for what is each store's own."""
+def log_of(store, run="main"):
+    """What a log has of commits, but for what is each store's own."""
     return [
         (one.step, one.parent_ref, one.created, one.metadata, one.leaves, one.logical_bytes)
         for one in store._parts.catalog.commits(run)
@@ -125,7 +125,7 @@ def told(store, run="main"):
 
 
 def watched(store):
-    """The store, with a storage that tells what is asked of it."""
+    """The store, with a storage that records what is asked of it."""
     recording = Recording(store._parts.storage)
     return Store(replace(store._parts, storage=recording), store.run), recording
 
@@ -141,7 +141,7 @@ def test_commits_arrive_as_they_are(tmp_path, place, targets, kind, encrypted):
     target = targets(kind)
     with site_of(place).open() as source:
         assert [made.step for made in source.push(target)] == [*range(STEPS)]
-        assert told(target) == told(source)
+        assert log_of(target) == log_of(source)
         for step in range(STEPS):
             assert_exact(target, "main", step)
             assert source.manifest(step).manifest.containers == target.manifest(step).manifest.containers
@@ -253,7 +253,7 @@ def test_the_same_commit_of_somebody_else_is_found_by_reading(source, targets, k
 
 
 def test_copies_of_copies_are_known(source, targets):
-    """Also where digests tell nothing."""
+    """Also where digests say nothing."""
     sealed = targets("encrypted")
     source.push(sealed)
     for kind in ("sha256", "encrypted"):
@@ -371,7 +371,7 @@ def test_between_places_of_every_kind(source, sites):
         assert len(source.push(target, 0, 1)) == 2
     with site.open() as target:
         assert [made.step for made in source.push(target)] == [2, 3]
-        assert told(target) == told(source)
+        assert log_of(target) == log_of(source)
     assert len(assert_whole(site)) == STEPS
     assert_nothing_leaked(site)
 
@@ -380,7 +380,7 @@ def test_between_places_of_every_kind(source, sites):
 
 
 @pytest.mark.parametrize("kind", ["alike", *UNLIKE])
-def test_another_state_at_a_step_is_told_and_what_came_before_stays(source, targets, kind):
+def test_another_state_at_a_step_is_reported_and_what_came_before_stays(source, targets, kind):
     target = targets(kind)
     target.commit({"other": torch.rand(5000)}, step=2)
     with pytest.raises(StepExists, match=r"step 2 of run 'main' of .*target 0 .*than main@2: push into another run"):
@@ -398,7 +398,7 @@ def test_another_state_at_a_step_is_told_and_what_came_before_stays(source, targ
 
 
 @pytest.mark.parametrize("kind", ["alike", *UNLIKE])
-def test_another_state_of_the_same_tensors_is_told_too(source, targets, kind):
+def test_another_state_of_the_same_tensors_is_reported_too(source, targets, kind):
     target = targets(kind)
     target.commit(state_of("main", 1) | {"step": 2}, step=1)
     with pytest.raises(StepExists, match="step 1"):
@@ -433,7 +433,7 @@ def test_what_fails_on_the_way_is_pushed_again(source, site, targets, kind):
         if not failing.failed:
             break
     assert n > 3
-    assert told(target) == told(source)
+    assert log_of(target) == log_of(source)
     assert_nothing_leaked(target.url)
 
 
@@ -498,7 +498,7 @@ def test_a_callback_that_raises_ends_it_between_whole_commits(source, target):
 
 
 @pytest.mark.parametrize("kind", ["alike", *UNLIKE])
-def test_damage_is_told_with_its_path_and_does_not_arrive(place, targets, kind):
+def test_damage_is_reported_with_its_path_and_does_not_arrive(place, targets, kind):
     target = targets(kind)
     with site_of(place).open() as source:
         parts = source._parts
@@ -563,11 +563,11 @@ def test_the_target_is_a_store_like_any(source, targets, kind):
 def test_a_rebuilt_catalog_knows_copies_as_they_were(source, targets, kind):
     target = targets(kind)
     source.push(target)
-    before = told(target)
+    before = log_of(target)
     target.close()
     (Path(target.url) / "catalog.sqlite").unlink()
     assert ckptstore.rebuild_catalog(target.url).commits == STEPS
-    assert told(target) == before == told(source)
+    assert log_of(target) == before == log_of(source)
     assert source.push(target) == []
 
 
@@ -660,7 +660,7 @@ def test_a_parent_in_the_same_run_is_a_lower_step(fork, targets):
     assert made.parent is None
 
 
-def test_a_named_step_that_is_purged_meanwhile_is_told(place, source, targets):
+def test_a_named_step_that_is_purged_meanwhile_is_reported(place, source, targets):
     def progress(*_):
         with site_of(place).open() as retention:
             retention.gc(keep=ckptstore.KeepLast(1), grace=0)
@@ -676,10 +676,10 @@ def test_a_named_step_that_is_purged_meanwhile_is_told(place, source, targets):
 @pytest.mark.parametrize("at", [0, 1], ids=["before it is read", "while it is read"])
 def test_what_is_purged_meanwhile_is_left_out(place, source, targets, monkeypatch, kind, at):
     monkeypatch.setattr(push, "_BATCH_BYTES", 1)
-    told = itertools.count()
+    calls = itertools.count()
 
     def progress(*_):
-        if next(told) == at:
+        if next(calls) == at:
             with site_of(place).open() as retention:
                 retention.gc(keep=ckptstore.KeepLast(1), grace=0)
 
@@ -693,7 +693,7 @@ def test_what_is_purged_meanwhile_is_left_out(place, source, targets, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["alike", "sha256"])
-def test_another_state_of_the_same_chunks_is_told_alike(source, targets, kind):
+def test_another_state_of_the_same_chunks_is_reported_alike(source, targets, kind):
     weight = torch.rand(5_000)
     source.commit({"a": weight}, step=9)
     target = targets(kind)

@@ -108,8 +108,8 @@ def test_a_flipped_bit_loses_one_chunk(place):
         assert report.lost == plan.lost
         assert report.chunks == plan.saved > 0
         damaged = {leaf.split()[1] for leaf in report.lost}
-        told = {leaf for problem in store.verify().problems for leaf in problem.affected}
-        assert told == set(report.lost)
+        affected = {leaf for problem in store.verify().problems for leaf in problem.affected}
+        assert affected == set(report.lost)
         for path_ in set(store.manifest(0)) - damaged:
             assert_same(store.read(0, path_), leaf_of(state_of("main", 0), path_))
         for path_ in damaged:
@@ -237,7 +237,7 @@ def test_documents_and_the_catalog_mend_each_other(place):
     assert assert_whole(place) == {("main", step) for step in range(STEPS)}
 
 
-def test_a_commit_whose_manifests_are_both_gone_is_told(place):
+def test_a_commit_whose_manifests_are_both_gone_is_reported(place):
     next((place / "manifests").rglob("*0.*.manifest")).unlink()
     with closing(open_catalog(f"sqlite:///{place}/catalog.sqlite", create=False)) as catalog:
         catalog.replace_manifest(catalog.find("main", 0).id, b"nonsense")

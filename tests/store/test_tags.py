@@ -146,9 +146,9 @@ def test_what_fails_leaves_the_old_tag_or_the_new_one(place, tmp_path, act, part
         if not fails(here, act, part, n, after):
             break
         with ckptstore.open(here) as store:
-            told = store.tags()
+            tags = store.tags()
         copy = shutil.copytree(here, tmp_path / f"{n} rebuilt")
-        assert {told.get("best"), rebuilt(copy)[0].get("best")} <= {0, None if act is remove else 2}
+        assert {tags.get("best"), rebuilt(copy)[0].get("best")} <= {0, None if act is remove else 2}
         with ckptstore.open(here) as store:
             act(store)
         assert_nothing_leaked(here)
@@ -298,7 +298,7 @@ def test_tags_of_a_catalog_that_had_no_documents_get_theirs(place):
     assert rebuilt(place) == ({"best": 1, "good": 2}, [])
 
 
-def test_damage_is_told_and_never_costs_the_tag(place):
+def test_damage_is_reported_and_never_costs_the_tag(place):
     with ckptstore.open(place) as store:
         store.tag("best", 1)
         store.tag("good", 0)
@@ -344,7 +344,7 @@ def test_a_repair_stores_damaged_and_missing_documents_anew(place):
     assert rebuilt(place) == ({"best": 1, "good": 1, "gone": 1, "other": 1}, [])
 
 
-def test_a_document_that_is_empty_or_gone_is_told(place):
+def test_a_document_that_is_empty_or_gone_is_reported(place):
     with ckptstore.open(place) as store:
         store.tag("best", 1)
         (document,) = (place / "tags").iterdir()
@@ -365,9 +365,9 @@ def test_a_tag_of_another_run_than_its_commit_is_nobodys(place):
         store.commit(state(9), step=9)
     with ckptstore.open(place) as store:
         key, config = tagging.new_tag_key(), store._parts.config
-        told = tagging.TagDocument(store=config.id, run="other", name="best", commit=store.find(0).id, created=1.0)
+        document = tagging.TagDocument(store=config.id, run="other", name="best", commit=store.find(0).id, created=1.0)
         (place / "tags").mkdir()
-        (place / key).write_bytes(tagging.encode(told, key, None))
+        (place / key).write_bytes(tagging.encode(document, key, None))
         assert store.verify().ok
         store.gc(keep=ckptstore.KeepLast(1), grace=0)
         assert store.steps() == [2]
@@ -392,7 +392,7 @@ def test_a_repair_leaves_a_tag_where_it_was_moved_to_meanwhile(place, within, ac
 
 
 DEEP = b"\x91" * 200_000
-TOLD = {"run": "main", "name": "best", "created": 1.0}
+FIELDS = {"run": "main", "name": "best", "created": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -411,9 +411,9 @@ TOLD = {"run": "main", "name": "best", "created": 1.0}
 )
 def test_what_no_writer_makes_is_left_out(place, change):
     with ckptstore.open(place) as store:
-        told = TOLD | {"store": store._parts.config.id, "commit": store.find(0).id} | change
+        fields = FIELDS | {"store": store._parts.config.id, "commit": store.find(0).id} | change
     (place / "tags").mkdir()
-    (place / "tags" / f"{'0' * 32}.tag").write_bytes(envelope.wrap(msgspec.msgpack.encode(told), b"ckpttags"))
+    (place / "tags" / f"{'0' * 32}.tag").write_bytes(envelope.wrap(msgspec.msgpack.encode(fields), b"ckpttags"))
     tags, reasons = rebuilt(place)
     assert (tags, len(reasons)) == ({}, 1)
     with ckptstore.open(place) as store:
@@ -475,10 +475,10 @@ def test_threads_that_move_one_tag_leave_one_document(place):
     for thread in threads:
         thread.join()
     with ckptstore.open(place) as store:
-        told = store.tags()
+        tags = store.tags()
         (tag,) = store._parts.catalog.tags()
     assert [Path(tag.document).name] == documents(place)
-    assert rebuilt(place) == (told, [])
+    assert rebuilt(place) == (tags, [])
 
 
 def test_threads_that_tag_and_untag_beside_gc_leave_what_the_catalog_tells(place):

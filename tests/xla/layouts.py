@@ -39,9 +39,9 @@ def tensors(seed):
 def laid_out(state, layout):
     """Every tensor on the devices; those that have two dims as the layout says."""
     there = {name: tensor.to(torch_xla.device()) for name, tensor in state.items()}
-    told = (LAYOUTS | LOST)[layout]
-    if told is not None:
-        shape, spec = told
+    sharding = (LAYOUTS | LOST)[layout]
+    if sharding is not None:
+        shape, spec = sharding
         mesh = xs.Mesh(np.arange(4), shape, ("x", "y"))
         for tensor in there.values():
             if tensor.ndim == 2 and tensor.numel():

@@ -18,7 +18,8 @@ from ckptstore.errors import StateError
 from ckptstore.format.grid import Division, default_chunk_shape
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry
 from ckptstore.integrations.dcp.branches import Branch
-from ckptstore.integrations.dcp.names import Keys, containers_of, flat_names, logical_path
+from ckptstore.integrations.dcp.names import containers_of, flat_names, logical_path
+from ckptstore.integrations.trees import KeyPath
 from ckptstore.operations.ranks.reports import Report
 from ckptstore.operations.ranks.written import tensor_entry, value_entry
 from ckptstore.state.dtypes import dtype_name, torch_dtype
@@ -57,7 +58,7 @@ def manifest_of(metadata: Metadata, branches: Mapping[str, Branch], written: Rep
 
 
 def metadata_of(
-    manifest: Manifest, own: Mapping[str, tuple[str, Keys]] | None = None
+    manifest: Manifest, own: Mapping[str, tuple[str, KeyPath]] | None = None
 ) -> tuple[Metadata, dict[str, str]]:
     """DCP's metadata of a commit, and its names' logical paths. Every tensor is one piece, whoever saved it.
 
@@ -83,10 +84,10 @@ class _Found(dict[str, _Stored]):
         return self._leaves.keys()
 
 
-def _all_keys(metadata: Metadata) -> dict[str, Keys]:
+def _all_keys(metadata: Metadata) -> dict[str, KeyPath]:
     """Name → keys, in the order of the state, which does not depend on who wrote what."""
-    told: Any = metadata.planner_data
-    known = told if isinstance(told, Mapping) else {}
+    planner_data: Any = metadata.planner_data
+    known = planner_data if isinstance(planner_data, Mapping) else {}
     keys = {name: found for name, found in known.items() if isinstance(found, tuple)}
     return keys | {name: (name,) for name in metadata.state_dict_metadata if name not in keys}
 

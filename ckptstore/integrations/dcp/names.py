@@ -11,6 +11,7 @@ from typing import Any
 
 from ckptstore.errors import StateError
 from ckptstore.format.manifest import MAPPINGS, Container, Manifest, TensorEntry
+from ckptstore.integrations.trees import KeyPath
 from ckptstore.operations.ranks.groups import Seat
 from ckptstore.operations.ranks.rank_view import seen_from
 from ckptstore.state.composites import KINDS as COMPOSITES
@@ -18,23 +19,21 @@ from ckptstore.state.paths import join, parse, segment, split
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.values import decode
 
-Keys = tuple[str | int, ...]
-
 _SEQUENCES = frozenset({"list", "tuple", "deque"})
 
 
-def logical_path(keys: Keys) -> str:
+def logical_path(keys: KeyPath) -> str:
     """The logical path of a leaf."""
     return join(*map(segment, keys))
 
 
-def containers_of(leaves: Iterable[Keys]) -> dict[str, Container]:
+def containers_of(leaves: Iterable[KeyPath]) -> dict[str, Container]:
     """The dicts and lists on the way to all leaves.
 
     Raises:
         StateError: a leaf stands where another one needs a container, or keys are those of a dict and of a list.
     """
-    children: dict[Keys, dict[str | int, None]] = {(): {}}
+    children: dict[KeyPath, dict[str | int, None]] = {(): {}}
     ends = set()
     for keys in leaves:
         ends.add(keys)
@@ -57,23 +56,23 @@ def is_taken_apart(path: str, containers: Mapping[str, Container], leaves: Mappi
     return any(_is_tensor(child, containers, leaves) or is_taken_apart(child, containers, leaves) for child in children)
 
 
-def flat_names(manifest: Manifest) -> dict[str, tuple[str, Keys]]:
+def flat_names(manifest: Manifest) -> dict[str, tuple[str, KeyPath]]:
     """DCP's name of every leaf, and of what is one for DCP: its logical path, and its keys.
 
     A leaf within a tuple has a name too, before that of the tuple. Raises StateError when two have one name.
     """
-    names: dict[str, tuple[str, Keys]] = {}
+    names: dict[str, tuple[str, KeyPath]] = {}
     for path in (*manifest.entries, *_whole(manifest)):
         keys = _keys(path, manifest.containers)
         name = ".".join(map(str, keys))
         if name in names:
-            told = f"{names[name][0]!r} and {path!r} have one name in DCP, {name!r}"
-            raise StateError(f"{told}: read this commit with checkout or read")
+            problem = f"{names[name][0]!r} and {path!r} have one name in DCP, {name!r}"
+            raise StateError(f"{problem}: read this commit with checkout or read")
         names[name] = path, keys
     return names
 
 
-def own_names(manifest: Manifest, seat: Seat) -> dict[str, tuple[str, Keys]]:
+def own_names(manifest: Manifest, seat: Seat) -> dict[str, tuple[str, KeyPath]]:
     """Likewise, of what this rank had for itself, without its number; what other ranks had is known by theirs alone.
 
     Raises StateError as above.
@@ -86,17 +85,17 @@ def own_names(manifest: Manifest, seat: Seat) -> dict[str, tuple[str, Keys]]:
     return {name: (join(str(seat.rank), path), keys) for name, (path, keys) in found if name not in known}
 
 
-def merged_keys(known: Sequence[Any]) -> dict[str, Keys]:
+def merged_keys(known: Sequence[Any]) -> dict[str, KeyPath]:
     """DCP's names and their keys, of what the planners of all ranks know.
 
     Raises StateError for a name that stands for different keys.
     """
-    merged: dict[str, Keys] = {}
+    merged: dict[str, KeyPath] = {}
     for mapping in known:
         for name, keys in mapping.items() if isinstance(mapping, Mapping) else ():
             if isinstance(keys, tuple) and merged.setdefault(name, keys) != keys:
-                told = f"{merged[name]} on one rank and {keys} on another are one name once flattened"
-                raise StateError(f"{name!r}: {told}: rename one")
+                problem = f"{merged[name]} on one rank and {keys} on another are one name once flattened"
+                raise StateError(f"{name!r}: {problem}: rename one")
     return merged
 
 
@@ -122,7 +121,7 @@ def _children(path: str, container: Container) -> list[str]:
     return [join(path, segment(key)) for key in container.keys]
 
 
-def _container(keys: Keys, held: Keys) -> Container:
+def _container(keys: KeyPath, held: KeyPath) -> Container:
     numbers = [key for key in held if isinstance(key, int)]
     if not numbers:
         return Container("dict", held)
@@ -131,7 +130,7 @@ def _container(keys: Keys, held: Keys) -> Container:
     return Container("list", tuple(range(len(held))))
 
 
-def _keys(path: str, containers: Mapping[str, Container]) -> Keys:
+def _keys(path: str, containers: Mapping[str, Container]) -> KeyPath:
     keys: list[str | int] = []
     above = ""
     for part in split(path):

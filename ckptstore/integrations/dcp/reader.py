@@ -18,9 +18,10 @@ from ckptstore.catalog.records import LATEST
 from ckptstore.errors import InvalidArgument, StateError
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.integrations.dcp.manifests import metadata_of
-from ckptstore.integrations.dcp.names import Keys, own_names
+from ckptstore.integrations.dcp.names import own_names
 from ckptstore.integrations.dcp.place import Place
 from ckptstore.integrations.dcp.values import given_back
+from ckptstore.integrations.trees import KeyPath
 from ckptstore.operations.address import Ref, check_name, resolve
 from ckptstore.operations.boxes import Box, fill_boxes
 from ckptstore.operations.ranks.groups import seat
@@ -73,7 +74,7 @@ class StoreReader(StorageReader):
         self._budget, self._group = memory_budget_bytes, process_group
         self._view: ManifestView | None = None
         self._paths: dict[str, str] = {}
-        self._own: dict[str, tuple[str, Keys]] = {}
+        self._own: dict[str, tuple[str, KeyPath]] = {}
         self._seat = self._rank = 0
 
     @classmethod
@@ -113,9 +114,9 @@ class StoreReader(StorageReader):
         """See `StorageReader`. Raises InvalidArgument when a rank would get what another one had for itself."""
         wanted = [item.storage_index.fqn for item in plan.items if item.storage_index.fqn in self._own]
         if wanted and self._rank != self._seat:
-            told = f"rank {self._rank} of this load is rank {self._seat} of StoreReader's process group"
+            problem = f"rank {self._rank} of this load is rank {self._seat} of StoreReader's process group"
             own = f"{self._seat}.{wanted[0]}"
-            raise InvalidArgument(f"{told}: give process_group= to it too, or ask for {own!r} if you want that")
+            raise InvalidArgument(f"{problem}: give process_group= to it too, or ask for {own!r} if you want that")
         return replace(plan, storage_data=self._known.commit.id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:

@@ -24,7 +24,7 @@ class PlainValue(io.BytesIO):
 
 
 def taken(name: str, path: str, given: object, *, allow_pickle: bool) -> Value | Flat:
-    """What the store keeps of what a planner gave, where that can be told without running code.
+    """What the store keeps of what a planner gave, where that can be found out without running code.
 
     That is its encoded form, or what it is made of: arrays, and containers of what has no encoded form together.
 

@@ -146,9 +146,9 @@ class StoreWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """See `StorageWriter`."""
         gathering: Gathering = vars(self._save).pop("gathering")
-        told = [unpacked(each.storage_data) for of_rank in results for each in of_rank if each.storage_data is not None]
-        branches = {name: branch for _, each in told for name, branch in each.items()}
-        record = gathering.publish([report for report, _ in told], partial(manifest_of, metadata, branches))
+        sent = [unpacked(each.storage_data) for of_rank in results for each in of_rank if each.storage_data is not None]
+        branches = {name: branch for _, each in sent for name, branch in each.items()}
+        record = gathering.publish([report for report, _ in sent], partial(manifest_of, metadata, branches))
         self._place.rest()
         metadata.storage_data = None
         metadata.storage_meta = replace(self.storage_meta(), save_id=record.id)
@@ -160,8 +160,8 @@ class StoreWriter(StorageWriter):
 
     def _ranks(self, seat: Seat) -> Ranks:
         if seat.of > 1 and dist.get_world_size(self._group) != seat.of:
-            told = f"{seat.of} ranks save, but the process group has {dist.get_world_size(self._group)}"
-            raise InvalidArgument(f"{told}: give process_group= to StoreWriter too, as it was given to dcp.save")
+            problem = f"{seat.of} ranks save, but the process group has {dist.get_world_size(self._group)}"
+            raise InvalidArgument(f"{problem}: give process_group= to StoreWriter too, as it was given to dcp.save")
         return Ranks(seat.rank, seat.of, self._group)
 
     def _draft(self) -> history.Draft:
@@ -176,8 +176,8 @@ def _logical_paths(plan: SavePlan) -> dict[str, str]:
 
 def _results(items: Sequence[WriteItem], report: Report, branches: Mapping[str, Branch]) -> list[WriteResult]:
     """One for each item; the first one also says what this rank wrote."""
-    told = [packed((report, branches)), *[None] * len(items)]
-    return [WriteResult(item.index, _size(item), data) for item, data in zip(items, told, strict=False)]
+    storage_data = [packed((report, branches)), *[None] * len(items)]
+    return [WriteResult(item.index, _size(item), data) for item, data in zip(items, storage_data, strict=False)]
 
 
 def _size(item: WriteItem) -> int:

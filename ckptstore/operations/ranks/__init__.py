@@ -1,10 +1,11 @@
 """What several ranks do together: who has what, who stores it, and the one commit that comes of it.
 
-A commit is a row of rounds, in each of which all ranks tell the coordinator something and are answered (`ranks.agree`);
-only the coordinator has the catalog, and the session. `together.commit_together` begins, `writing.write_share` goes on:
+A commit is a row of rounds, in each of which all ranks send the coordinator a message and get an answer
+(`ranks.agree`); only the coordinator has the catalog, and the session. `together.commit_together` begins,
+`writing.write_share` goes on:
 
-1. `outlines`: every rank tells what it has, without content; where these differ (`differences`), what is there is each
-   rank's own; `merging` answers who writes what (`Assignment`).
+1. `outlines`: every rank describes what it has, without content; where these differ (`differences`), what is there is
+   each rank's own; `merging` answers who writes what (`Assignment`).
 2. `Opening` → `Dealt`: whose shards of tensors make which chunks (`dealing`), and how many turns there will be.
 3. each turn: ranks send each other pieces of chunks that none has whole (`trades`), hash what they have, and `Ask`;
    the coordinator looks these up, pins them, and answers with a `Grant`: what the rank is to store, in packs of which

@@ -50,7 +50,7 @@ class Shard(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SharedChunk(NamedTuple):
     """A chunk that no rank has whole, the rank that stores it, and the round in which that gets the pieces.
 
-    The owner is also told who has which boxes of the tensor that reach into the chunk.
+    The owner also gets to know who has which boxes of the tensor that reach into the chunk.
     """
 
     number: int
@@ -89,7 +89,7 @@ def deal(shards: Sequence[Sequence[Shard]], division: Division) -> list[Deals]:
     """What each rank has to do, from what each rank has of tensors that none has whole.
 
     Raises:
-        StateError: ranks tell of different tensors, have the same elements, or leave some to nobody; names the path.
+        StateError: ranks have different tensors, or the same elements, or leave some to nobody; names the path.
     """
     dealer = _Dealer(len(shards), division)
     by_path: dict[str, list[tuple[int, Shard]]] = defaultdict(list)
@@ -112,13 +112,13 @@ class _Dealer:
         first = parts[0][1]
         if any((shard.shape, shard.itemsize) != (first.shape, first.itemsize) for _, shard in parts):
             raise StateError(f"{path!r}: ranks have shards of tensors of different shapes or dtypes")
-        told: dict[int, list[SharedChunk]] = defaultdict(list)
+        by_rank: dict[int, list[SharedChunk]] = defaultdict(list)
         for number, pieces in _shared(path, parts, first.grid(self._division)).items():
             owner, turn = self._assign([(parts[place][0], count * first.itemsize) for place, count in pieces])
             boxes = [(parts[place][0], parts[place][1].start, parts[place][1].stop) for place, _ in pieces]
             for rank in {parts[place][0] for place, _ in pieces}:
-                told[rank].append(SharedChunk(number, owner, turn, boxes if rank == owner else ()))
-        for rank, chunks in told.items():
+                by_rank[rank].append(SharedChunk(number, owner, turn, boxes if rank == owner else ()))
+        for rank, chunks in by_rank.items():
             self._deals[rank].append(Deal(path, chunks))
 
     def deals(self) -> list[Deals]:
@@ -152,6 +152,6 @@ def _shared(path: str, parts: Sequence[tuple[int, Shard]], grid: Grid) -> dict[i
     for held, box in zip(pieces, boxes, strict=True):
         count, size = sum(count for _, count in held), volume(*box)
         if count != size:
-            told = "leave some of its elements to nobody" if count < size else "have some of its elements twice"
-            raise StateError(f"{path!r}: the ranks of this save {told}: save shards that fit together")
+            problem = "leave some of its elements to nobody" if count < size else "have some of its elements twice"
+            raise StateError(f"{path!r}: the ranks of this save {problem}: save shards that fit together")
     return {number: held for number, held in enumerate(pieces) if len(held) > 1}

@@ -100,13 +100,13 @@ def check_undigested(
     leaf, (first, *_) = next(each for each in held if isinstance(each[0].digest, Undigested))
     for other, (rank, *_) in held:
         if (other.form, other.digest, other.members) != (leaf.form, leaf.digest, leaf.members):
-            told = f"{path!r}: rank {first} has {_name(leaf)}, rank {rank} {_name(other)}"
+            problem = f"{path!r}: rank {first} has {_name(leaf)}, rank {rank} {_name(other)}"
             alike = _name(other) == _name(leaf)
-            raise StateError(f"{told} {_COPIES}" if alike else f"{told}: give all ranks {_WANTED[leaf.digest]}")
+            raise StateError(f"{problem} {_COPIES}" if alike else f"{problem}: give all ranks {_WANTED[leaf.digest]}")
     if root := root_of(path, differing):
-        where, one, another = differing[root]
-        told = f"{_name(leaf)} in {root!r}, which is each rank's own, as ranks {one} and {another} differ in {where!r}"
-        raise StateError(f"{path!r}: {told}: give all ranks {_WANTED[leaf.digest]}")
+        where, one, two = differing[root]
+        problem = f"{_name(leaf)} in {root!r}, which is each rank's own, as ranks {one} and {two} differ in {where!r}"
+        raise StateError(f"{path!r}: {problem}: give all ranks {_WANTED[leaf.digest]}")
 
 
 def above(roots: frozenset[str], *, itself: bool = False) -> frozenset[str]:
@@ -162,7 +162,7 @@ def _difference(path: str, held: Sequence[Holding]) -> Difference | None:
 
 
 def _compared(what: Leaf | Container) -> Any:
-    """What must be the same on all ranks; of what has no digest, more is told later, as an error."""
+    """What must be the same on all ranks; of what has no digest, more is reported later, as an error."""
     if isinstance(what, Leaf):
         return what.digest if isinstance(what.digest, Undigested) else what
     return replace(what, keys=tuple(filter(_is_number, what.keys))) if _is_mapping(what) else what

@@ -49,7 +49,7 @@ class Gathering:
         self._stack.__exit__(kind, error, trace)
 
     def deal(self, openings: Sequence[Opening]) -> list[Dealt]:
-        """Open the session, and tell every rank what to do.
+        """Open the session, and give every rank its share of the work.
 
         Raises:
             InvalidArgument: ranks disagree on store, run or step.
@@ -86,18 +86,18 @@ class Gathering:
             for ask, grant in zip(asks, grants, strict=True)
         ]
 
-    def settle(self, told: Sequence[Any]) -> list[None]:
+    def settle(self, messages: Sequence[Any]) -> list[None]:
         """All ranks have written what they were granted."""
         self.writer.finish()
-        return [None] * len(told)
+        return [None] * len(messages)
 
-    def publish(self, told: Sequence[Report], make: Callable[[Report, Division], Manifest]) -> CommitRecord:
-        """Make the commit exist, of what all ranks told; `make` gives its manifest.
+    def publish(self, reports: Sequence[Report], make: Callable[[Report, Division], Manifest]) -> CommitRecord:
+        """Make the commit exist, of the reports of all ranks; `make` gives its manifest.
 
         Raises StateError, and see `publish.publish`.
         """
         with kept_alive(self._chunks.catalog, self._session) as session:
-            written = merged(told)
+            written = merged(reports)
             self.writer.rely_on(split_digests(written.bases, self._chunks.digest.size))
             new = self._new_commit(make(written, self._chunks.config.division), written)
             try:

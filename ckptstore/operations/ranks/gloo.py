@@ -26,7 +26,7 @@ def gloo_beside(group: Group | None) -> Group:
     waits = known._get_backend(device_of(group)).options._timeout  # noqa: SLF001 - has no public name
     if not hasattr(distributed_c10d, "_register_pg_in_world"):  # torch 2.9, which torch_xla needs
         return cast("Group", dist.new_group(dist.get_process_group_ranks(known), waits, "gloo"))
-    chosen = Ranks(*place, group).agree(lambda: None, lambda told: [f"ckptstore-{uuid4().hex}"] * len(told))
+    chosen = Ranks(*place, group).agree(lambda: None, lambda messages: [f"ckptstore-{uuid4().hex}"] * len(messages))
     name = cast("GroupName", chosen)
     store = PrefixStore(f"{name}/", known.get_group_store())
     made = Group(store, *place)

@@ -59,8 +59,8 @@ def rank_failures() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        told = "the process group or a rank of it is gone, or did not make this call, as all must"
-        raise RankFailed(f"{told}: start all again ({error})") from error
+        problem = "the process group or a rank of it is gone, or did not make this call, as all must"
+        raise RankFailed(f"{problem}: start all again ({error})") from error
 
 
 def _check_group(group: object) -> None:

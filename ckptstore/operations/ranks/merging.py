@@ -93,7 +93,7 @@ class Merging:
         return path in around or path in self._own
 
     def _ties(self, entries: Mapping[str, Entry]) -> Iterator[tuple[str, ...]]:
-        """Of what any rank has tied; ranks that have no element of it cannot tell."""
+        """Of what any rank has tied; ranks that have no element of it cannot know."""
         tied: set[str] = set()
         groups = ((group, ranks) for outline, ranks in self._outlines for group in outline.aliases)
         for group, ranks in groups:

@@ -1,4 +1,4 @@
-"""What a rank has of a state that several ranks commit together, and how it tells the others."""
+"""What a rank has of a state that several ranks commit together, and how it describes that to the others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Leaf(NamedTuple):
     """A leaf: the entry it will have, as yet without content, None for a plain value; and its content's digest, if
     that is compared.
 
-    One that is sharded has the form of the whole tensor, and tells which ranks have it, see `members`.
+    One that is sharded has the form of the whole tensor, and says which ranks have it, see `members`.
     """
 
     form: TensorEntry | None
@@ -187,7 +187,7 @@ class RankState:
 
 
 def _cut(items: Mapping[str, T]) -> Iterator[dict[str, T]]:
-    """Into parts of some dozens. A path alone tells whether it is the last of one, so that parts do not depend on what
+    """Into parts of some dozens. A path alone says whether it is the last of one, so that parts do not depend on what
     comes before them.
     """
     part: dict[str, T] = {}

@@ -66,9 +66,9 @@ def _beneath(found: Mapping[str, T], rank: int) -> dict[str, T]:
 def _check_unwanted(owned: Sequence[str], seat: Seat, count: int, names: Collection[str]) -> None:
     wanted = [path for path in owned if split(path)[0] in names]
     if wanted:
-        told = f"each of {count} ranks had its own, and there are {seat.of} now: leave it out, or pass strict=False"
-        told += "; what is to be one for all is committed with replicated="
-        raise StateMismatch((), (), [f"{path}: {told}" for path in wanted])
+        problem = f"each of {count} ranks had its own, and there are {seat.of} now: leave it out, or pass strict=False"
+        problem += "; what is to be one for all is committed with replicated="
+        raise StateMismatch((), (), [f"{path}: {problem}" for path in wanted])
 
 
 def is_own(path: str) -> bool:

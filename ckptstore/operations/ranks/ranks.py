@@ -46,9 +46,9 @@ _MISTAKES = (InvalidArgument, NotFound, StepExists, StateError, FormatError, Int
 
 
 class _Failure(NamedTuple):
-    """What kept a rank from it, as others are told, and whether the same may be committed again."""
+    """What kept a rank from it, as it is reported to others, and whether the same may be committed again."""
 
-    told: str
+    reason: str
     passing: bool
 
 
@@ -61,7 +61,7 @@ class Ranks:
         group: the process group that they form; by default the default one.
 
     Attributes:
-        members: their numbers in the default group; none are told of a single process.
+        members: their numbers in the default group; none for a single process.
     """
 
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None = None) -> None:
@@ -76,14 +76,14 @@ class Ranks:
         """Whether this is the rank that answers."""
         return self.rank == _COORDINATOR
 
-    def agree(self, tell: Callable[[], T], answer: Callable[[list[T]], Sequence[A]]) -> A:
-        """What the coordinator answers this rank to what all ranks tell; `answer` is called there only.
+    def agree(self, prepare: Callable[[], T], answer: Callable[[list[T]], Sequence[A]]) -> A:
+        """What the coordinator answers this rank; `prepare` makes its message, `answer` is called there only, with all.
 
-        Raises what `tell` or `answer` raised on this rank, and RankFailed on all others.
+        Raises what `prepare` or `answer` raised on this rank, and RankFailed on all others.
         """
-        told = self._attempt(tell)
+        message = self._attempt(prepare)
         failure, self._failure = self._failure, None
-        everything = self._gather((None if failure is None else _failure(failure), told))
+        everything = self._gather((None if failure is None else _failure(failure), message))
         answers: list[tuple[str | None, A | None]] = []
         if self.is_coordinator:
             answers, failed = self._answers(everything, answer)
@@ -99,9 +99,9 @@ class Ranks:
     def exchange(
         self, outgoing: Callable[[], Mapping[int, torch.Tensor]], sizes: Mapping[int, int], expected: Mapping[int, int]
     ) -> dict[int, torch.Tensor]:
-        """Bytes from each rank of `expected`, in exchange for those to each of `sizes`; both tell how many.
+        """Bytes from each rank of `expected`, in exchange for those to each of `sizes`; both give how many.
 
-        When `outgoing` fails, that is told when the ranks agree next.
+        When `outgoing` fails, that is reported when the ranks agree next.
         """
         made = self._attempt(outgoing)
         sent = made if made is not None else {rank: _bytes(size, "cpu") for rank, size in sizes.items()}
@@ -114,7 +114,7 @@ class Ranks:
         return {rank: data.cpu() for rank, data in got.items()}
 
     def leave(self) -> None:
-        """Destroy the group, if it is still there, and forget it: who is still waiting to talk over it is told so."""
+        """Destroy the group, if it is still there, and forget it: who still waits to talk over it gets an error."""
         group, self._group = self._group, None
         if not self._left:
             self._left = True
@@ -123,14 +123,14 @@ class Ranks:
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        with rank_failures(), self._telling_of_others():
+        with rank_failures(), self._warning_when_late():
             if self._left:  # what would otherwise be said to the default group
                 raise ValueError("this process has left the group")
             yield
 
     @contextmanager
-    def _telling_of_others(self) -> Iterator[None]:
-        """Tells the logger when these ranks are late that never met before: most likely only some make this call."""
+    def _warning_when_late(self) -> Iterator[None]:
+        """Log a warning when these ranks are late that never met before: most likely only some make this call."""
         if self.members in _MET:
             yield
             return
@@ -161,20 +161,20 @@ class Ranks:
         failed = None
         if not failures:
             try:
-                messages = [told for _, told in everything]
+                messages = [message for _, message in everything]
                 _check_alike(messages)
                 return [(None, given) for given in answer(messages)], None
             except BaseException as error:  # noqa: BLE001 - as above
                 failed = error
                 failures = {_COORDINATOR: _failure(error)}
-        return [(_told(failures), None)] * self.count, failed
+        return [(_reason(failures), None)] * self.count, failed
 
-    def _gather(self, told: Any) -> list[Any]:
+    def _gather(self, message: Any) -> list[Any]:
         if self.count == 1:
-            return [told]
+            return [message]
         everything: list[bytes] | None = [b""] * self.count if self.is_coordinator else None
         with self._talking():
-            dist.gather_object(packed(told), everything, group=self._group, group_dst=_COORDINATOR)
+            dist.gather_object(packed(message), everything, group=self._group, group_dst=_COORDINATOR)
         return [unpacked(each) for each in everything or ()]
 
     def _scatter(self, answers: Sequence[Any]) -> Any:
@@ -186,9 +186,9 @@ class Ranks:
         return given[0]
 
 
-def packed(told: Any) -> bytes:
+def packed(message: Any) -> bytes:
     """What a rank sends to the coordinator: paths and shapes repeat themselves."""
-    return frames.pack(pickle.dumps(told))
+    return frames.pack(pickle.dumps(message))
 
 
 def unpacked(sent: bytes) -> Any:
@@ -200,9 +200,9 @@ def _bytes(size: int, device: torch.device | str) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def _check_alike(told: Sequence[object]) -> None:
+def _check_alike(messages: Sequence[object]) -> None:
     """Raises InvalidArgument when ranks are not at the same place, since they were called otherwise."""
-    if len({type(each) for each in told}) > 1:
+    if len({type(each) for each in messages}) > 1:
         raise InvalidArgument(
             "ranks are at different calls, as commit and commit_async are: let all ranks call the same"
         )
@@ -212,6 +212,6 @@ def _failure(error: BaseException) -> _Failure:
     return _Failure(f"{type(error).__name__}: {error}", passing=not isinstance(error, _MISTAKES))
 
 
-def _told(failures: Mapping[int, _Failure]) -> str:
-    told = "; ".join(f"rank {rank} failed: {failure.told}" for rank, failure in failures.items())
-    return f"{told}; the same may be committed again" if all(each.passing for each in failures.values()) else told
+def _reason(failures: Mapping[int, _Failure]) -> str:
+    reasons = "; ".join(f"rank {rank} failed: {failure.reason}" for rank, failure in failures.items())
+    return f"{reasons}; the same may be committed again" if all(each.passing for each in failures.values()) else reasons

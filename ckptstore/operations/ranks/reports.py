@@ -1,4 +1,4 @@
-"""What the ranks of one save tell each other: small, since a coordinator hears a thousand of them."""
+"""What the ranks of one save send each other: small, since a coordinator hears a thousand of them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Report(NamedTuple):
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """What all ranks wrote. Raises StateError for a value or chunk that two of them tell of."""
+    """What all ranks wrote. Raises StateError for a value or chunk that two of them report."""
     chunks: dict[str, dict[int, bytes]] = {}
     inline: dict[str, bytes] = {}
     values: dict[str, tuple[Value, int]] = {}

@@ -22,22 +22,22 @@ from ckptstore.operations.ranks.writing import Held, write_share
 def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish, measure: Callable[[int], Advance]) -> CommitRecord:
     """Store what is new of all states and make one commit of them exist; called by all ranks.
 
-    `measure` is given the bytes of this rank's arrays, and what it returns is told how many of them are done with.
+    `measure` is given the bytes of this rank's arrays, and what it returns gets how many of them are done with.
     Raises as `commit.commit` does, or RankFailed for what another rank raised.
     """
     merging = Merging()
     state = RankState(chunks, ranks.rank, wish.flatten, measure, ranks.members)
 
-    def tell() -> tuple[Opening, list[bytes]]:
+    def describe() -> tuple[Opening, list[bytes]]:
         run, step = check_name("run", wish.run), check_step(wish.step)
         return Opening(chunks.config.id, run, step, (), 0), state.outlines()
 
-    def assign(told: list[tuple[Opening, list[bytes]]]) -> list[tuple[Opening, Assignment]]:
-        openings = [opening for opening, _ in told]
+    def assign(descriptions: list[tuple[Opening, list[bytes]]]) -> list[tuple[Opening, Assignment]]:
+        openings = [opening for opening, _ in descriptions]
         check_same(openings)
-        return list(zip(openings, merging.assign([outlines for _, outlines in told]), strict=True))
+        return list(zip(openings, merging.assign([outlines for _, outlines in descriptions]), strict=True))
 
-    place, assigned = ranks.agree(tell, assign)
+    place, assigned = ranks.agree(describe, assign)
     gathering = Gathering(chunks, wish.draft) if ranks.is_coordinator else None
     parts = state.parts(assigned)
     names = {part.shard.path: part.shard.path for part in parts}
@@ -50,8 +50,8 @@ def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish, measure: Calla
         state.check()
         return report
 
-    def publish(told: list[Report]) -> list[CommitRecord]:
+    def publish(reports: list[Report]) -> list[CommitRecord]:
         assert gathering is not None
-        return [gathering.publish(told, merging.manifest)] * ranks.count
+        return [gathering.publish(reports, merging.manifest)] * ranks.count
 
     return ranks.agree(checked, publish)

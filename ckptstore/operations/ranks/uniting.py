@@ -1,4 +1,4 @@
-"""One mapping of what several ranks have at one path: the keys of all, and what ranks tell beside these.
+"""One mapping of what several ranks have at one path: the keys of all, and what ranks have beside these.
 
 So `_metadata` of a `state_dict()` names the modules that a rank has.
 """

@@ -33,7 +33,7 @@ _WINDOW_CHUNKS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a rank has of a state, and where it was told to save it.
+    """What a rank has of a state, and where it is to save it.
 
     Attributes:
         chunks: gives the store; only the coordinator uses its catalog.
@@ -41,7 +41,7 @@ class Held:
         parts: its shards of tensors.
         values: gives its plain values, encoded, by path.
         logical_paths: by path, where these leaves are in commits.
-        counting: told what was stored, or need not be.
+        counting: counts what was stored, or need not be.
     """
 
     chunks: Callable[[], ChunkStore]

@@ -1,4 +1,4 @@
-"""The entries of what ranks wrote, from what they tell of it."""
+"""The entries of what ranks wrote, from their reports."""
 
 from __future__ import annotations
 
