@@ -1,5 +1,7 @@
 """The compiled loops do what those in numpy do, to the byte, and so do those that are not compiled yet."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import assume, example, given
@@ -13,16 +15,17 @@ from ckptstore.format.codecs.compiled.calls import Call, at, into
 from ckptstore.format.codecs.compiled.machine import loaded, machine_code
 from ckptstore.format.codecs.compiled.source.compiling import array_at, llvm_of
 from ckptstore.format.codecs.compiled.source.frames import coding
-from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
+from ckptstore.format.codecs.entropy import Coders, PlaneCoder, PlaneDecoder
 from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.squeezing import NARROW, WHOLE, best_offset, counts_of, per_byte, symbols_of
 from ckptstore.format.codecs.tools import Tools
 from ckptstore.format.codecs.words import BLOCK_WORDS, word_type
 
+CODERS = Coders(Encoder(searching=False), Encoder(searching=True))
 ALL = [
-    Loops(Tools().array, Encoder()),
-    CompiledLoops(Tools().array, Encoder()),
-    CompiledLoops(Tools().array, Encoder(), get=lambda make, *arguments: None),
+    Loops(Tools().array, CODERS),
+    CompiledLoops(Tools().array, CODERS),
+    CompiledLoops(Tools().array, CODERS, get=lambda make, *arguments: None),
 ]
 SIZES = st.integers(0, 300) | st.just(BLOCK_WORDS)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -97,10 +100,9 @@ def uneven(draw):
 @given(planes() | uneven() | st.builds(noise, SIZES, st.just(1), SEEDS))
 def test_planes_are_weighed(plane):
     """As it is, and as what it is squeezed to, in the number of bytes that coding each part takes."""
-    coder = ALL[0].coder
-    for loops in ALL:
-        weighed = loops.weigh(unaligned(plane))
-        assert weighed == ALL[0].weigh(plane)
+    for loops, coder in product(ALL, CODERS):
+        weighed = loops.weigh(unaligned(plane), coder)
+        assert weighed == ALL[0].weigh(plane, coder)
         for weight in weighed:
             parts = [plane]
             if weight.bits != WHOLE:
@@ -171,14 +173,14 @@ def test_what_zstd_refuses_is_reported_to_compiled_loops():
         return code(zstd, array_at(part, size, np.uint8), array_at(out, room, np.uint8))
 
     coded = loaded(machine_code(*llvm_of(entry, call)), call)
-    encoder, out, part = Encoder(), np.empty(1000, np.uint8), np.tile(np.arange(16, dtype=np.uint8), 100)
+    encoder, out, part = Encoder(searching=False), np.empty(1000, np.uint8), np.tile(np.arange(16, dtype=np.uint8), 100)
     assert 1 < coded(encoder.address, at(part), len(part), into(out), len(out)) < 100
     assert coded(encoder.address, at(part), len(part), into(out), 5) < 0
 
 
 @given(planes() | uneven() | st.builds(noise, SIZES, st.just(1), SEEDS))
 def test_frames_are_decoded(plane):
-    for coder in (PlaneCoder(), Encoder()):
+    for coder in (PlaneCoder(), *CODERS):
         frame = coder.frame(unaligned(plane))
         assert np.array_equal(PlaneDecoder().decode(frame, len(plane)), plane)
 
@@ -187,13 +189,13 @@ def test_frames_are_decoded(plane):
 def test_short_runs_of_zeros_take_what_huffman_makes_of_them(zeros):
     """So many bits a zero and its like; those runs that zstd finds take more."""
     plane = (np.random.default_rng(0).geometric(zeros, BLOCK_WORDS) - 1).astype(np.uint8)
-    assert len(Encoder().frame(plane)) < 1.05 / zeros / 8 * len(plane) < len(PlaneCoder().frame(plane))
+    assert len(CODERS.usual.frame(plane)) < 1.05 / zeros / 8 * len(plane) < len(PlaneCoder().frame(plane))
 
 
 def test_zeros_with_few_others_take_next_to_nothing():
     plane = np.zeros(BLOCK_WORDS, np.uint8)
     plane[::5000] = 1
-    assert len(Encoder().frame(plane)) < 400
+    assert len(CODERS.usual.frame(plane)) < 400
 
 
 LOOP = "define i64 @loop() {\n  ret i64 7\n}\n"

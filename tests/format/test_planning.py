@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+from ckptstore.format.codecs import Form, encode, tools
+from ckptstore.format.codecs.entropy import Coders, PlaneCoder
 from ckptstore.format.codecs.layout import Cut, Way
 from ckptstore.format.codecs.planes import Planes
 from ckptstore.format.codecs.planning import planned
+from ckptstore.format.codecs.pool import Pool
 from ckptstore.format.codecs.words import sampled
 
 RUN, RUNS = 1024, 1024
@@ -71,3 +74,50 @@ def test_work_grows_with_what_is_coded_and_with_what_is_put_in_its_place():
     whole, few = (planned(sampled(alike(run_of(PLANES[name]))), BYTES) for name in ("far apart", "nearly all one"))
     assert whole.work == pytest.approx(2.7)
     assert few.work == pytest.approx((2.7 + 3.3) / 64, rel=0.1)  # gaps are coded; the others are one byte for all
+
+
+def repeated() -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+    """What repeats itself, and what it was before where it is a difference that does."""
+    rng = np.random.default_rng(0)
+    lengths, rows = rng.integers(10, 512, 1024), rng.normal(0, 0.02, (4096, 256)).astype(np.float32)
+    mask, some = np.arange(512) < lengths[:, None], rng.random((4096, 1)) < 0.1
+    few = rng.random((4096, 1)) < 0.001
+    return {
+        "positions": (np.tile(np.arange(2048), 256), None),
+        "a mask": (mask.astype(np.int64), None),
+        "labels": (np.where(mask, rng.integers(0, 30_000, mask.shape), -100), None),
+        "gradients of some rows": (np.where(some, rows, np.float32(0)), None),
+        "some rows moved": (np.where(some, rows * np.float32(1.001), rows), rows),
+        "few rows moved": (np.where(few, rows * np.float32(1.001), rows), rows),
+    }
+
+
+@pytest.mark.parametrize("name", repeated())
+@pytest.mark.parametrize("level", ["auto", "best"])
+def test_what_repeats_itself_is_searched_for(monkeypatch, name, level):
+    """It takes no more than with the binding that always does."""
+    now, then = repeated()[name]
+    raw, base = raw_of(now), None if then is None else raw_of(then)
+    form, sizes = Form(now.itemsize, floating=now.dtype.kind == "f"), []
+    for coders in (tools.fastest_coders, plain_coders):
+        monkeypatch.setattr(tools, "fastest_coders", coders)
+        monkeypatch.setattr(tools, "_POOL", Pool(tools.Tools))
+        sizes.append(len(encode(raw, form, base, level).payload))
+    assert sizes[0] <= 1.003 * sizes[1]
+
+
+def raw_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def plain_coders() -> Coders:
+    coder = PlaneCoder()
+    return Coders(coder, coder)
+
+
+def test_a_binding_that_does_not_work_is_not_used(monkeypatch):
+    def broken(*_, **__):
+        raise SystemError
+
+    monkeypatch.setattr("ckptstore.format.codecs.binding.Encoder.__init__", broken)
+    assert {type(coder) for coder in tools.fastest_coders()} == {PlaneCoder}

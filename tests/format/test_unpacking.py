@@ -15,7 +15,6 @@ from ckptstore.chunkstore.encoding import unwritten
 from ckptstore.chunkstore.needs import decoding_bytes
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs import Form, codec_numbered, encode, tools
-from ckptstore.format.codecs.binding import Encoder
 from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.delta import Delta
 from ckptstore.format.codecs.layout import LENGTH, WHOLE_BYTES, Cut, Plan, Way
@@ -37,7 +36,7 @@ def only(loops):
 
     def make():
         used = tools.Tools()
-        used.loops = loops(used.array, used.coder)
+        used.loops = loops(used.array, used.coders)
         return used
 
     with patch.object(tools, "_POOL", Pool(make)), patch.object(tools, "_KEPT_AFTER", math.inf):
@@ -66,7 +65,7 @@ def plans(draw):
             draw(st.lists(bits, min_size=len(cut.sizes), max_size=len(cut.sizes)))]  # fmt: skip
     if cut.kept:
         ways[-1] = Way(coded=False)
-    return Plan(cut, tuple(ways), 1), differences
+    return Plan(cut, tuple(ways), 1, searched=draw(st.booleans())), differences
 
 
 def words_like(count, width, seed):
@@ -199,7 +198,7 @@ def test_a_frame_that_does_not_state_its_size_rightly_is_damage(loops, size, sta
 @given(plans(), st.integers(1, 600), SEEDS)
 def test_no_loop_packs_more_than_there_is_room_for(planned, count, seed):
     plan, words = planned[0], words_like(count, planned[0].cut.width, seed)
-    loops, lengths = CompiledLoops(tools.Tools().array, Encoder()), np.zeros(plan.parts, LENGTH)
+    loops, lengths = CompiledLoops(tools.Tools().array, tools.fastest_coders()), np.zeros(plan.parts, LENGTH)
     out = np.full(4 * words.nbytes + 5000, 0xA5, np.uint8)
     end = loops.pack(plan, words, out, 7, lengths)
     for room in range(max(end - 9, 7), end):

@@ -87,9 +87,13 @@ def encode(
 
 def _is_larger(second: Candidate, first: Candidate, share: float) -> bool:
     """Whether that seems so, where the first takes a share. What zstd finds repeated may lie farther apart than samples
-    see.
+    see, and its sample is another one.
     """
-    return second.codec != ZSTD.number and second.share > _APART * first.share and share < _ABOUT * second.share
+    if second.codec == ZSTD.number:
+        return False
+    if first.codec == ZSTD.number:
+        return second.share > _ABOUT * share
+    return second.share > _APART * first.share and share < _ABOUT * second.share
 
 
 def differs_little(raw: memoryview, form: Form, base: memoryview, reliance: float) -> bool:

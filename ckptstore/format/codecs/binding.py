@@ -2,7 +2,7 @@
 
 Unlike zstandard's other binding, this one can tell zstd to look for matches in one place of 65 and to code the rest by
 Huffman all the same; otherwise zstd takes who hardly looks for matches for someone who wants no Huffman coding either.
-Compiled loops call the functions by their addresses.
+What repeats itself needs the search. Compiled loops call the functions by their addresses.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ _LITERALS, _CODED = 1002, 1  # ZSTD_c_literalCompressionMode and ZSTD_ps_enable,
 
 
 class Encoder(PlaneCoder):
-    """What zstd codes with, for one thread at a time; `address` is where it is."""
+    """What zstd codes with, for one thread at a time; `address` is where it is.
 
-    def __init__(self) -> None:
+    Args:
+        searching: look for matches everywhere.
+    """
+
+    def __init__(self, *, searching: bool) -> None:
         self._made = ffi.gc(_some(lib.ZSTD_createCCtx()), lib.ZSTD_freeCCtx)
         for name, value in PARAMETERS.items():
             first, *others = name.split("_")
             if not self._takes(getattr(lib, "ZSTD_c_" + first + "".join(map(str.capitalize, others))), value):
                 raise ValueError(f"zstd does not take {name}={value}")
-        if self._takes(_LITERALS, _CODED):
+        if not searching and self._takes(_LITERALS, _CODED):
             self._takes(lib.ZSTD_c_targetLength, _TARGET_LENGTH)
         self.address = _address(self._made)
 

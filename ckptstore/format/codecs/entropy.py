@@ -1,11 +1,13 @@
 """One plane of bytes, as small as it gets at the speed of a disk: as it is, one byte for all, or a zstd frame.
 
 Bytes of trained floats have few values and no repetitions, so what pays is zstd's Huffman coding and not its search for
-matches: a tiny hash table and long matches code them 2.5 times as fast as level 1 does, and smaller. `binding` skips
-most of the search.
+matches: a tiny hash table and long matches code them 2.5 times as fast as level 1 does, and smaller. `binding` can skip
+most of the search, where nothing repeats itself.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import zstandard
@@ -42,6 +44,13 @@ class PlaneCoder:
     def frame(self, plane: Plane) -> Plane:
         """What zstd makes of a plane."""
         return np.frombuffer(self._zstd.compress(plane.data), np.uint8)
+
+
+class Coders(NamedTuple):
+    """What codes most planes, and what codes those in which something repeats itself; they may be the same."""
+
+    usual: PlaneCoder
+    searching: PlaneCoder
 
 
 class PlaneDecoder:

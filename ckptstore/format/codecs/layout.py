@@ -85,12 +85,14 @@ class Plan:
     Attributes:
         share: the size to expect, of the raw one.
         work: what decoding the planes will take, to what reading, joining and verifying the words takes beside.
+        searched: whether planes are searched for what repeats itself.
     """
 
     cut: Cut
     ways: tuple[Way, ...]
     share: float
     work: float = 0.0
+    searched: bool = False
 
     @property
     def parts(self) -> int:

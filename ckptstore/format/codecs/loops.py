@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.adam_arithmetic import Prediction
-from ckptstore.format.codecs.entropy import PlaneCoder
+from ckptstore.format.codecs.entropy import Coders, PlaneCoder
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.making import Get, at_once
 from ckptstore.format.codecs.parts import Source
@@ -43,8 +43,8 @@ _SIGN_ALONE = WHOLE - 1
 class Loops:
     """For one thread at a time; `get` is how loops are got that take long to compile."""
 
-    def __init__(self, array: Array, coder: PlaneCoder, get: Get = at_once) -> None:
-        self.array, self.coder, self.get = array, coder, get
+    def __init__(self, array: Array, coders: Coders, get: Get = at_once) -> None:
+        self.array, self.coders, self.get = array, coders, get
 
     def halve(self, words: Words, high: Words, low: Words, *, balanced: bool) -> None:
         """Upper and lower halves of words; `balanced`: lower ones are signed, and the upper ones carry for them."""
@@ -113,9 +113,9 @@ class Loops:
         if center:
             np.add(words, center, out=words)
 
-    def weigh(self, plane: Plane) -> list[Weight]:
+    def weigh(self, plane: Plane, coder: PlaneCoder) -> list[Weight]:
         """What a plane of at most a block comes to: as it is, and squeezed unless that is not coded, or one byte."""
-        found = [_weight(WHOLE, 0, [plane], self.coder)]
+        found = [_weight(WHOLE, 0, [plane], coder)]
         if not found[0].coded:
             return found
         counts = counts_of(plane)
@@ -124,7 +124,7 @@ class Loops:
             if share < LEAST_COMMON:
                 break  # fewer bits have fewer neighbours
             common = self.array(1, symbols_of(len(plane), bits), "common")
-            found.append(_weight(bits, offset, [common, *self.squeeze(plane, bits, offset, common)], self.coder))
+            found.append(_weight(bits, offset, [common, *self.squeeze(plane, bits, offset, common)], coder))
         return found
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:

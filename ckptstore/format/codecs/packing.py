@@ -53,15 +53,16 @@ def _moved(begun: Plane, size: int) -> Plane:
 
 def _coded(plan: Plan, words: Words, tools: Tools) -> Iterator[Plane]:
     """The coded parts of a block; each stays until the next is asked for."""
+    coder = tools.coders[plan.searched]
     for way, plane in zip(plan.ways, Cutter(plan.cut, tools).cut(words), strict=True):
         if way.bits == WHOLE:
-            yield tools.coder.encode(plane) if way.coded else plane
+            yield coder.encode(plane) if way.coded else plane
             continue
         common = tools.array(1, symbols_of(len(plane), way.bits), "common")
         gaps, others = tools.loops.squeeze(plane, way.bits, way.offset, common)
-        yield tools.coder.encode(common)
+        yield coder.encode(common)
         if len(gaps):
-            yield np.concatenate([np.array([len(gaps)], LENGTH).view(np.uint8), tools.coder.encode(gaps)])
+            yield np.concatenate([np.array([len(gaps)], LENGTH).view(np.uint8), coder.encode(gaps)])
         else:
             yield gaps
-        yield tools.coder.encode(others)
+        yield coder.encode(others)

@@ -14,7 +14,7 @@ from itertools import count
 
 import numpy as np
 
-from ckptstore.format.codecs.entropy import PlaneCoder, PlaneDecoder
+from ckptstore.format.codecs.entropy import Coders, PlaneCoder, PlaneDecoder
 from ckptstore.format.codecs.loops import Array, Loops
 from ckptstore.format.codecs.making import MAKING, Get
 from ckptstore.format.codecs.pool import Pool
@@ -30,9 +30,9 @@ class Tools:
     """For one thread at a time."""
 
     def __init__(self) -> None:
-        self.coder, self.decoder = fastest_coder(), PlaneDecoder()
-        self.loops = Loops(self.array, self.coder)
-        self._make: Callable[[Array, PlaneCoder, Get], Loops] = Loops
+        self.coders, self.decoder = fastest_coders(), PlaneDecoder()
+        self.loops = Loops(self.array, self.coders)
+        self._make: Callable[[Array, Coders, Get], Loops] = Loops
         self._arrays: dict[tuple[int, str], Words] = {}
 
     def array(self, width: int, count: int, use: str) -> Words:
@@ -45,16 +45,18 @@ class Tools:
         """Use the fastest loops that there are, or that can be compiled."""
         make = fastest_loops(compiling=compiling)
         if make is not self._make:
-            self.loops, self._make = make(self.array, self.coder, MAKING.get), make
+            self.loops, self._make = make(self.array, self.coders, MAKING.get), make
 
 
-def fastest_coder() -> PlaneCoder:
-    """That of zstd's own functions, where cffi gives them."""
+def fastest_coders() -> Coders:
+    """Those of zstd's own functions, where cffi gives them; else one for both."""
     try:
         from ckptstore.format.codecs.binding import Encoder
-    except ImportError:
-        return PlaneCoder()
-    return Encoder()
+
+        return Coders(Encoder(searching=False), Encoder(searching=True))
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, the other binding does the same
+        coder = PlaneCoder()
+        return Coders(coder, coder)
 
 
 _POOL = Pool(Tools)
@@ -62,7 +64,7 @@ _USES = count()
 
 
 @cache
-def fastest_loops(*, compiling: bool) -> Callable[[Array, PlaneCoder, Get], Loops]:
+def fastest_loops(*, compiling: bool) -> Callable[[Array, Coders, Get], Loops]:
     """Those that numba compiles now, or did in some process; with a warning when it is there and cannot be used."""
     try:
         from ckptstore.format.codecs.compiled import CompiledLoops

@@ -25,6 +25,7 @@ from ckptstore.format.codecs.compiled.calls import (
 )
 from ckptstore.format.codecs.compiled.finding import kept, made
 from ckptstore.format.codecs.compiled.plans import Memory, compiled_plan, knows
+from ckptstore.format.codecs.entropy import Coders, PlaneCoder
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.loops import Array, Loops
 from ckptstore.format.codecs.making import Get, at_once
@@ -39,10 +40,10 @@ class CompiledLoops(Loops):
     Without `compiling` only what some process has compiled is used.
     """
 
-    def __init__(self, array: Array, coder: Encoder, get: Get = at_once, *, compiling: bool = True) -> None:
-        super().__init__(array, coder, get)
+    def __init__(self, array: Array, coders: Coders, get: Get = at_once, *, compiling: bool = True) -> None:
+        super().__init__(array, coders, get)
         self._compiling = compiling
-        self._encoder, self._decoder = coder, Decoder()
+        self._decoder = Decoder()
 
     @cached_property
     def _memory(self) -> Memory:
@@ -69,13 +70,13 @@ class CompiledLoops(Loops):
         else:
             super().cut_fields(words, split, center, byte, others)
 
-    def weigh(self, plane: Plane) -> list[Weight]:
+    def weigh(self, plane: Plane, coder: PlaneCoder) -> list[Weight]:
         """See `Loops.weigh`."""
-        if loop := self._loop(WEIGH):
+        if isinstance(coder, Encoder) and (loop := self._loop(WEIGH)):
             table = np.empty((1 + len(NARROW), len(Weight._fields)), np.int64)
-            found = loop(self._encoder.address, at(plane), len(plane), *self._memory.given, into(table))
+            found = loop(coder.address, at(plane), len(plane), *self._memory.given, into(table))
             return list(map(Weight._make, table[:found].tolist()))
-        return super().weigh(plane)
+        return super().weigh(plane, coder)
 
     def squeeze(self, plane: Plane, bits: int, offset: int, common: Plane) -> tuple[Plane, Plane]:
         """See `Loops.squeeze`."""
@@ -87,14 +88,14 @@ class CompiledLoops(Loops):
 
     def pack(self, plan: Plan, words: Words, out: Plane, end: int, lengths: Words) -> int:
         """See `Loops.pack`."""
-        differences = plan.cut.signed
+        differences, coder = plan.cut.signed, self.coders[plan.searched]
         loop = self._loop(PACK, plan.cut.width) if knows(plan.cut, differences=differences) else None
-        if loop is None:
+        if loop is None or not isinstance(coder, Encoder):
             return 0
         known, memory = compiled_plan(plan, differences=differences), self._memory
         block, room = (at(words), len(words)), (into(out), len(out))
         given = *block, *known.given, *memory.given, *room, end, into(lengths), len(lengths)
-        return loop(self._encoder.address, *given)
+        return loop(coder.address, *given)
 
     def unpack(self, plan: Plan, source: Source, words: Words, *, onto: bool) -> bool | None:
         """See `Loops.unpack`."""
