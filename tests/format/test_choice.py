@@ -131,6 +131,13 @@ def test_the_best_level_tries_the_next_where_a_sample_promised_too_much():
     assert encode(raw_of(now), FLOATS, raw_of(before), "best").codec == PLANES.number
 
 
+def test_the_best_level_tries_planes_though_another_sample_promised_more_of_zstd():
+    rng = np.random.default_rng(10)
+    rows = rng.normal(0, 0.02, (4096, 256)).astype("<f4") * (rng.random((4096, 1)) < 0.4)
+    assert encode(raw_of(rows), FLOATS, None, "auto").codec == ZSTD.number
+    assert encode(raw_of(rows), FLOATS, None, "best").codec == PLANES.number
+
+
 def test_the_best_level_tries_zstd_whatever_a_sample_tells():
     """What repeats itself may do so farther apart than a sample is long."""
     numbers = np.random.default_rng(0).integers(0, 1 << 15, 1 << 13).astype("<i4")

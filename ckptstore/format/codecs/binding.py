@@ -15,7 +15,7 @@ from zstandard._cffi import ffi, lib
 from ckptstore.format.codecs.entropy import PARAMETERS, PlaneCoder
 from ckptstore.format.codecs.words import Plane
 
-_TARGET_LENGTH = 64
+_TARGET_LENGTH = 64  # places that are skipped, as zstd's strategy "fast" takes it
 _LITERALS, _CODED = 1002, 1  # ZSTD_c_literalCompressionMode and ZSTD_ps_enable, for which the binding has no names
 
 

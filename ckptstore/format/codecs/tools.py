@@ -49,14 +49,17 @@ class Tools:
 
 
 def fastest_coders() -> Coders:
-    """Those of zstd's own functions, where cffi gives them; else one for both."""
+    """Those of zstd's own functions, where cffi gives them; else one for both, with a warning when it should."""
     try:
         from ckptstore.format.codecs.binding import Encoder
 
         return Coders(Encoder(searching=False), Encoder(searching=True))
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, the other binding does the same
-        coder = PlaneCoder()
-        return Coders(coder, coder)
+    except ImportError:
+        pass
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the other binding does the same
+        warnings.warn(f"zstandard's binding for cffi does not work, codecs go on without it: {error!r}", stacklevel=2)
+    coder = PlaneCoder()
+    return Coders(coder, coder)
 
 
 _POOL = Pool(Tools)
