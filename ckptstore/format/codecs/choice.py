@@ -10,7 +10,7 @@ from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs.base import READ, Effort, Form
 from ckptstore.format.codecs.delta import Delta
 from ckptstore.format.codecs.layout import Plan
-from ckptstore.format.codecs.planes import Planes
+from ckptstore.format.codecs.planes import Planes, width_of
 from ckptstore.format.codecs.planning import CODED
 from ckptstore.format.codecs.zstd import Zstd
 
@@ -40,8 +40,8 @@ def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effo
 
 def differs_little(raw: memoryview, form: Form, base: memoryview, reliance: float) -> bool:
     """See `codecs.differs_little`."""
-    alone = min(Zstd().share(raw), Planes().plans(raw, form)[0].share)
-    return Delta().plan(raw, form, base).share < reliance * alone
+    plain, plans = _estimates(raw, form, "auto")
+    return Delta().plan(raw, form, base).share < reliance * min([plain, *(plan.share for plan in plans)])
 
 
 def worth(level: Effort) -> float:
@@ -53,18 +53,36 @@ def _candidates(
     raw: memoryview, form: Form, base: memoryview | None, level: Effort, reliance: float
 ) -> Iterator[Candidate]:
     zstd, planes, delta = Zstd(), Planes(), Delta()
-    plain = zstd.share(raw)
+    plain, plans = _estimates(raw, form, level)
     yield Candidate(zstd.number, plain, partial(zstd.encode, raw), _JOINED + CODED)
-    if level == "light" or len(raw) < _NUMBERS:
-        return
-    plans = planes.plans(raw, form, thorough=level == "best")
     for plan in plans:
         yield Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw), _JOINED + plan.work)
-    if base is not None and len(base) == len(raw) and level in _RELYING:
+    if plans and base is not None and len(base) == len(raw) and level in _RELYING:
         change = delta.plan(raw, form, base)
         if change.share < reliance * min(plain, plans[0].share):
             alone, added = _alone(plain, plans), _ONTO + change.work
             yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base), alone, added)
+
+
+def _estimates(raw: memoryview, form: Form, level: Effort) -> tuple[float, list[Plan]]:
+    """What zstd is expected to leave, and plans for planes, if they are worth a thought.
+
+    One of their samples may have met more rows of zeros than the other. So zstd must also be better on the same one,
+    except of bytes: those may be text, which repeats itself farther apart than samples see.
+    """
+    zstd, planes, thorough = Zstd(), Planes(), level == "best"
+    stretches = zstd.sample(raw)
+    plain = zstd.share(stretches)
+    if level == "light" or len(raw) < _NUMBERS:
+        return plain, []
+    runs = planes.sample(raw, form)
+    plans = planes.plans(runs, form, thorough=thorough)
+    if plain >= plans[0].share or width_of(form) == 1:
+        return plain, plans
+    again = zstd.share(runs)
+    if again < plans[0].share or plain < planes.plans(stretches, form)[0].share:
+        return plain, plans
+    return again, planes.plans(stretches + runs, form, thorough=thorough)
 
 
 def _alone(plain: float, plans: Sequence[Plan]) -> float:

@@ -22,21 +22,25 @@ class Planes:
     number = PLANES
     name = "planes"
 
-    def plans(self, raw: memoryview, form: Form, *, thorough: bool = False) -> list[Plan]:
+    @staticmethod
+    def sample(raw: memoryview, form: Form) -> bytes:
+        """Short runs of words from all over the chunk."""
+        return sampled(words_of(raw, width_of(form))[0]).tobytes()
+
+    def plans(self, sample: bytes, form: Form, *, thorough: bool = False) -> list[Plan]:
         """How best to encode, and the sizes to expect; several where size counts more than time."""
-        words, _ = words_of(raw, width_of(form))
-        sample = sampled(words)
+        words, _ = words_of(memoryview(sample), width_of(form))
         if not form.floating or words.itemsize == 1:
-            return [planned(sample, Cut(words.itemsize))]
-        fields = planned(sample, Cut(words.itemsize, split=_MANTISSA))
-        alike = [planned(sample, Cut(words.itemsize))] if fields.ways[1].coded else []  # signs that may all be the same
+            return [planned(words, Cut(words.itemsize))]
+        fields = planned(words, Cut(words.itemsize, split=_MANTISSA))
+        alike = [planned(words, Cut(words.itemsize))] if fields.ways[1].coded else []  # signs that may all be the same
         usual = alike[0] if alike and alike[0].share < _LITTLE * fields.share else fields
-        others = [fields, centered(sample, fields), *alike] if thorough else []
+        others = [fields, centered(words, fields), *alike] if thorough else []
         return [usual, *(plan for plan in others if plan is not usual)]
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Cut and code."""
-        return self.encode_as(self.plans(raw, form)[0], raw)
+        return self.encode_as(self.plans(self.sample(raw, form), form)[0], raw)
 
     def encode_as(self, plan: Plan, raw: memoryview) -> Buffer:
         """Cut and code as planned."""

@@ -14,6 +14,7 @@ from ckptstore.format.codecs.pool import Pool
 
 _LEVEL = 1
 _SAMPLE = 8192
+_ALIGNED = 8  # a sample is whole numbers
 _COMPRESSORS = Pool(partial(zstandard.ZstdCompressor, level=_LEVEL))
 """Making one takes half as long as compressing a sample. Those that decompress would hold a frame's window."""
 
@@ -42,11 +43,16 @@ class Zstd:
             raise CorruptData(f"a zstd payload does not hold the {len(out)} bytes it stands for")
 
     @staticmethod
-    def share(raw: memoryview) -> float:
-        """The size to expect as a share of the raw one, from two samples of the chunk's middle and end."""
-        middle, end = len(raw) // 2, len(raw) - _SAMPLE
-        apart = middle + _SAMPLE <= end  # what overlaps would seem to repeat itself
-        sample = bytes(raw[middle : middle + _SAMPLE]) + bytes(raw[end:]) if apart else bytes(raw[-2 * _SAMPLE :])
+    def sample(raw: memoryview) -> bytes:
+        """Long stretches of the chunk's middle and end, since what repeats itself may do so far apart."""
+        middle, end = (start - start % _ALIGNED for start in (len(raw) // 2, len(raw) - _SAMPLE))
+        if middle + _SAMPLE > end:  # what overlaps would seem to repeat itself
+            return bytes(raw[-2 * _SAMPLE :])
+        return bytes(raw[middle : middle + _SAMPLE]) + bytes(raw[end : end + _SAMPLE])
+
+    @staticmethod
+    def share(sample: bytes) -> float:
+        """The size to expect, of the raw one."""
         return len(_compressed(sample)) / len(sample)
 
 
