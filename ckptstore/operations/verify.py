@@ -7,7 +7,6 @@ manifest documents say of themselves; `data`, every byte of them.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -38,6 +37,7 @@ from ckptstore.operations.in_threads import mapped
 from ckptstore.operations.manifests import users_of
 from ckptstore.operations.orphans import unknown_commits
 from ckptstore.operations.problem import Problem
+from ckptstore.operations.seconds import are_seconds
 from ckptstore.operations.wrapped_key import check_key
 from ckptstore.pools import Pool
 from ckptstore.progress import ProgressCallback, meter
@@ -86,7 +86,7 @@ class Scope:
             raise InvalidArgument(f"level={self.level!r}: choose one of {', '.join(_LEVELS)}")
         if self.subset is not None and not _is_share(self.subset):
             raise InvalidArgument(f"subset={self.subset!r}: give (k, n), for the k-th of n parts, as in (3, 20)")
-        if self.older_than is not None and not _is_age(self.older_than):
+        if self.older_than is not None and not are_seconds(self.older_than):
             raise InvalidArgument(f"older_than={self.older_than!r}: give seconds")
 
     def includes(self, level: Level) -> bool:
@@ -156,10 +156,6 @@ def _verify(
     ]
     blamed = tuple(replace(problem, affected=users.get(problem.digest, problem.affected)) for problem in found)
     return VerifyReport(len(commits), len(chosen), total, blamed)
-
-
-def _is_age(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and not math.isnan(seconds)
 
 
 def _is_share(subset: object) -> bool:

@@ -268,6 +268,7 @@ def test_what_cannot_be(place):
         {"subset": (1.0, 2)},
         {"older_than": "a day"},
         {"older_than": float("nan")},
+        {"older_than": 10**400},
     ]
     with ckptstore.open(place) as store:
         for options in wrong:

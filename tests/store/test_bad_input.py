@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,13 @@ class Scalar:
 def test_metadata_that_is_not_json(store, metadata):
     with pytest.raises(InvalidArgument, match="metadata"):
         store.commit(state_of("main", 300), step=300, metadata=metadata)
+
+
+@pytest.mark.parametrize("grace", [10**400, -1, float("nan"), "1"])
+def test_a_grace_that_is_none(store, grace):
+    for act in (store.gc, store.plan_gc, partial(ckptstore.CheckpointManager, store, 1)):
+        with pytest.raises(InvalidArgument, match="give 0 or more seconds"):
+            act(grace=grace)
 
 
 def nested(depth: int) -> Any:
