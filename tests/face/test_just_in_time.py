@@ -692,7 +692,7 @@ def test_loading_into_what_is_being_committed(slowed, load):
     assert_same(weights, [*store.checkout(0)["w"].values()])
 
 
-@pytest.mark.parametrize("seconds", [float("inf"), 1e12, np.int64(60), np.float32(60)])
+@pytest.mark.parametrize("seconds", [float("inf"), 10**400, 1e12, np.int64(60), np.float32(60)])
 def test_waiting_for_ever(slowed, seconds):
     store, storage = slowed
     storage.gate.clear()
