@@ -1,8 +1,8 @@
 """Checking that what is stored is what was written, as deep as is wanted.
 
-Levels, each of which does what the ones before it do: `catalog`, the database and its manifests; `sizes`, that every
-object is there and as long as it was, and the wrapped key of an encrypted store whole; `footers`, what packs and
-manifest documents say of themselves; `data`, every byte of them.
+Levels, each of which does what the ones before it do: `catalog`, the database, its manifests, and that commits need the
+packs of their chunks there; `sizes`, that every object is there and as long as it was, and the wrapped key of an
+encrypted store whole; `footers`, what packs and manifest documents say of themselves; `data`, every byte of them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ckptstore.format.document import is_document_key
 from ckptstore.format.packs import PREFIX as PACKS
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.check_documents import check_length, check_record, check_stored
+from ckptstore.operations.check_needs import Needs
 from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
 from ckptstore.operations.check_tags import check_missing_tags, check_tags, unknown_tags
 from ckptstore.operations.in_threads import mapped
@@ -168,8 +169,9 @@ def _check_commits(
     chunks: ChunkStore, commits: Sequence[CommitRecord], scope: Scope, wanted: set[bytes]
 ) -> Iterator[Problem]:
     there = {info.key: info.size for info in chunks.storage.list(MANIFESTS)} if scope.includes("sizes") else {}
+    needs = Needs(chunks)
     for commit in commits:
-        problems = list(check_record(chunks, commit, wanted))
+        problems = list(check_record(chunks, commit, needs, wanted))
         if scope.includes("footers"):
             problems += check_stored(chunks, commit, wanted)
         elif scope.includes("sizes"):
