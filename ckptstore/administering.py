@@ -58,7 +58,7 @@ def rebuild_catalog(
 
     Raises:
         NotAStore: there is none.
-        CatalogError: the catalog is one already, or another lies in the folder.
+        CatalogError: the catalog is one already, or another lies in the folder; or another rebuild is at it.
         StorageError: something cannot be read now; do it again.
     """
     storage = open_storage(url, storage_options=storage_options)

@@ -109,10 +109,10 @@ class Keeping(Browsing):
         """Check that what is stored is what was written. Damage is reported, not raised.
 
         Args:
-            level: `catalog`: the database and its manifests; `sizes`: also that every object is there and as long as it
-                was, that the catalog knows every whole commit, and that the wrapped key of an encrypted store, without
-                which nobody could open it again, is whole; `footers`: also what objects say of themselves;
-                `data`: also every byte.
+            level: `catalog`: the database, its manifests, and that gc spares for each commit the packs of its chunks;
+                `sizes`: also that every object is there and as long as it was, that the catalog knows every whole
+                commit, and that the wrapped key of an encrypted store, without which nobody could open it again, is
+                whole; `footers`: also what objects say of themselves; `data`: also every byte.
             subset: (k, n), as (3, 20): only the k-th of n equal parts of the packs, always the same ones. Manifests are
                 checked all.
             older_than: only packs of which no byte was read by a verification for so many seconds; so an interrupted

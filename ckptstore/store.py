@@ -304,6 +304,7 @@ class Store(Keeping):
             BudgetTooSmall: one chunk does not fit into the given budget.
             PathNotFound: a path that selects nothing, or no path at all (`paths=[]`).
             InvalidArgument: `skip_damaged` with `into`.
+            StateError: a dict would lose one of several ranks' keys that are equal, as 1 and an IntEnum's member are.
             CorruptData: stored bytes are damaged; with `skip_damaged`, those of every leaf. Objects of `into` may be
                 partly loaded then.
         """

@@ -24,12 +24,15 @@ _REBUILD = (
     "move it away with the -wal and -shm beside it, which may be another one's, and bring a copy of it back, or make "
     "it anew with ckptstore rebuild"
 )
+_TWICE = "somebody entered the same meanwhile, as a second rebuild would: let it end, and try again if it failed"
 _DENIED = "42501"
 _ADVICE_BY_CODE = {
     sqlite3.SQLITE_CANTOPEN: "check that it is there and may be read, and that its disk has room for one more file",
     sqlite3.SQLITE_IOERR: "its disk failed, or a quota or the limit of a file's size (ulimit -f) was met; try again",
     sqlite3.SQLITE_CORRUPT: _REBUILD,
     sqlite3.SQLITE_NOTADB: _REBUILD,
+    sqlite3.SQLITE_CONSTRAINT: _TWICE,
+    "23505": _TWICE,
     _DENIED: "grant this role SELECT on all tables to read, and INSERT, UPDATE and DELETE to write",
 }
 

@@ -87,13 +87,21 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
             raise InvalidArgument(f"metadata key {key!r}: give a str")
         try:
             number = value.item() if getattr(value, "shape", None) == () else value
-            plain[key] = json.loads(json.dumps(number))
+            plain[key] = json.loads(json.dumps(number), object_pairs_hook=_distinct)
             msgspec.msgpack.encode({key: plain[key]})
         except (TypeError, ValueError, OverflowError, RuntimeError, AttributeError) as error:
             raise InvalidArgument(f"metadata {key!r} is not JSON: {error}") from None
         if _is_deeper(plain[key], _MOST_DEEP):
             raise InvalidArgument(f"metadata {key!r} is nested more than {_MOST_DEEP} deep: keep it flatter")
     return plain
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which every key is text. Raises ValueError where that makes two keys one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"two keys of a dict are the same text in JSON, of {', '.join(found)}: name one otherwise")
+    return found
 
 
 def _is_deeper(value: object, depth: int) -> bool:

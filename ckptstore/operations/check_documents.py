@@ -14,22 +14,25 @@ from ckptstore.errors import StepNotFound
 from ckptstore.format import document
 from ckptstore.format.document import Document
 from ckptstore.format.manifest import check_consistent
+from ckptstore.operations.check_needs import Needs
 from ckptstore.operations.manifests import document_digests
 from ckptstore.operations.problem import DAMAGE, Problem
 
 
-def check_record(chunks: ChunkStore, commit: CommitRecord, wanted: set[bytes]) -> Iterator[Problem]:
+def check_record(chunks: ChunkStore, commit: CommitRecord, needs: Needs, wanted: set[bytes]) -> Iterator[Problem]:
     """The catalog's own: adds the digests of the commit's chunks to `wanted`."""
     here = commit.label
     try:
         written = chunks.decode_document(chunks.catalog.manifest(commit.id), commit.document)
         check_consistent(written.manifest, chunks.digest.size, f"the manifest of {here}")
-        wanted |= document_digests(written, chunks.digest.size)
+        digests = document_digests(written, chunks.digest.size)
+        wanted |= digests
         parent = written.parent if commit.parent is not None else None  # a purged parent is forgotten
         if _identity(commit) != _identity(msgspec.structs.replace(written, parent=parent)):
             yield Problem("catalog", f"the record of {here} contradicts its manifest", affected=(here,))
         if chunks.digest.compute(document.encode_manifest(written.manifest)) != written.content:
             yield Problem("catalog", f"the manifest of {here} does not have its digest", affected=(here,))
+        yield from needs.check(commit, written, digests)
     except DAMAGE as error:
         yield Problem("catalog", str(error), affected=(here,))
 

@@ -34,6 +34,7 @@ from ckptstore.format.tagging import PREFIX as TAGS
 from ckptstore.operations.orphans import check_not_older, orphans
 from ckptstore.operations.retention import KeepLast, Policy, kept_by
 from ckptstore.operations.rewrite import rewrite_packs, wasteful_packs
+from ckptstore.operations.seconds import are_seconds
 from ckptstore.operations.tags import store_missing
 from ckptstore.progress import ProgressCallback, check_callback, meter
 from ckptstore.storage.base import Storage, Sweeping
@@ -247,7 +248,7 @@ def check_terms(keep: object, grace: object) -> None:
     """Raises InvalidArgument for what is no policy, or a negative grace."""
     if keep is not None and not isinstance(keep, Policy):
         raise InvalidArgument(f"keep={keep!r}: give a policy, such as KeepLast(3)")
-    if not isinstance(grace, int | float) or not grace >= 0:
+    if not are_seconds(grace) or grace < 0:
         raise InvalidArgument(f"grace={grace!r}: give 0 or more seconds")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errands import uninterrupted
@@ -166,9 +166,10 @@ class CommitHandle:
 
 
 def _seconds(timeout: object) -> float:
-    if not isinstance(timeout, Real) or math.isnan(timeout):
+    number: Any = timeout if isinstance(timeout, Real) else math.nan
+    if not -math.inf <= number <= math.inf:
         raise InvalidArgument(f"timeout={timeout!r}: give seconds, or None")
-    return min(max(float(timeout), 0), threading.TIMEOUT_MAX)
+    return float(min(max(number, 0), threading.TIMEOUT_MAX))
 
 
 def forget_locals(error: BaseException) -> None:

@@ -135,7 +135,7 @@ def publish(chunks: ChunkStore, session: str, new: NewCommit) -> CommitRecord:
         discard(chunks.storage, [new.document])
         raise
     if made.id != new.id:
-        chunks.storage.delete(new.document)
+        discard(chunks.storage, [new.document])  # gc does it if this fails
     return made
 
 

@@ -126,18 +126,17 @@ def plan_repair(
     resting = set().union(*_resting(chunks, needs, saved, set(packs)).values())
     saved |= {found for found, _ in _rescued(chunks, packs, source, resting)}
     suspects = _commits(chunks, {leaf for problem in problems if not problem.digest for leaf in problem.affected})
-    copies = [(commit.label, copies_of(chunks, commit, source)) for commit in suspects]
+    copies = [(commit, copies_of(chunks, commit, source)) for commit in suspects]
+    nowhere = [commit for commit, found in copies if found.whole is None]
+    lost = {commit.label for commit in nowhere if chunks.catalog.by_id(commit.id) is not None}  # not purged meanwhile
     return RepairPlan(
         chunks=chunks,
         source=source,
         packs=packs,
         saved=len(saved),
-        documents=tuple(sorted({address for address, found in copies if found.lacking})),
+        documents=tuple(sorted({commit.label for commit, found in copies if found.lacking})),
         tags=tuple(sorted(_tag_address(record) for record in chunks.catalog.tags() if record.document in objects)),
-        lost=(
-            *sorted({address for address, found in copies if found.whole is None}),
-            *_leaves(users_of(chunks, wanted - saved, saved)),
-        ),
+        lost=(*sorted(lost), *_leaves(users_of(chunks, wanted - saved, saved))),
         key=any(map(is_key_key, objects)),
     )
 

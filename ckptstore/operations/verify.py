@@ -1,13 +1,12 @@
 """Checking that what is stored is what was written, as deep as is wanted.
 
-Levels, each of which does what the ones before it do: `catalog`, the database and its manifests; `sizes`, that every
-object is there and as long as it was, and the wrapped key of an encrypted store whole; `footers`, what packs and
-manifest documents say of themselves; `data`, every byte of them.
+Levels, each of which does what the ones before it do: `catalog`, the database, its manifests, and that commits need the
+packs of their chunks there; `sizes`, that every object is there and as long as it was, and the wrapped key of an
+encrypted store whole; `footers`, what packs and manifest documents say of themselves; `data`, every byte of them.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -32,12 +31,14 @@ from ckptstore.format.document import is_document_key
 from ckptstore.format.packs import PREFIX as PACKS
 from ckptstore.format.packs import pack_key
 from ckptstore.operations.check_documents import check_length, check_record, check_stored
+from ckptstore.operations.check_needs import Needs
 from ckptstore.operations.check_packs import Check, check_data, check_footer, check_missing, check_size
 from ckptstore.operations.check_tags import check_missing_tags, check_tags, unknown_tags
 from ckptstore.operations.in_threads import mapped
 from ckptstore.operations.manifests import users_of
 from ckptstore.operations.orphans import unknown_commits
 from ckptstore.operations.problem import Problem
+from ckptstore.operations.seconds import are_seconds
 from ckptstore.operations.wrapped_key import check_key
 from ckptstore.pools import Pool
 from ckptstore.progress import ProgressCallback, meter
@@ -86,7 +87,7 @@ class Scope:
             raise InvalidArgument(f"level={self.level!r}: choose one of {', '.join(_LEVELS)}")
         if self.subset is not None and not _is_share(self.subset):
             raise InvalidArgument(f"subset={self.subset!r}: give (k, n), for the k-th of n parts, as in (3, 20)")
-        if self.older_than is not None and not _is_age(self.older_than):
+        if self.older_than is not None and not are_seconds(self.older_than):
             raise InvalidArgument(f"older_than={self.older_than!r}: give seconds")
 
     def includes(self, level: Level) -> bool:
@@ -158,10 +159,6 @@ def _verify(
     return VerifyReport(len(commits), len(chosen), total, blamed)
 
 
-def _is_age(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and not math.isnan(seconds)
-
-
 def _is_share(subset: object) -> bool:
     if not isinstance(subset, tuple) or len(subset) != 2 or not all(type(number) is int for number in subset):
         return False
@@ -172,8 +169,9 @@ def _check_commits(
     chunks: ChunkStore, commits: Sequence[CommitRecord], scope: Scope, wanted: set[bytes]
 ) -> Iterator[Problem]:
     there = {info.key: info.size for info in chunks.storage.list(MANIFESTS)} if scope.includes("sizes") else {}
+    needs = Needs(chunks)
     for commit in commits:
-        problems = list(check_record(chunks, commit, wanted))
+        problems = list(check_record(chunks, commit, needs, wanted))
         if scope.includes("footers"):
             problems += check_stored(chunks, commit, wanted)
         elif scope.includes("sizes"):

@@ -55,9 +55,13 @@ def stepping(value: object) -> Optimizer | None:
 
 
 def _runs_hooks(optimizer: Optimizer) -> bool:
-    """Whether torch has wrapped its step; some that were never set up have only a place for hooks."""
-    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", None)
-    return isinstance(hooks, OrderedDict) and getattr(type(optimizer).step, "hooked", False)
+    """Whether its step is torch's, around its own; some that were never set up have only a place for hooks.
+
+    Torch takes its mark, `hooked`, for enough, which functools.wraps copies to a step that may run none.
+    """
+    hooks, step = getattr(optimizer, "_optimizer_step_pre_hooks", None), type(optimizer).step
+    file = getattr(getattr(step, "__code__", None), "co_filename", "")
+    return isinstance(hooks, OrderedDict) and hasattr(step, "hooked") and file == _FILE
 
 
 def is_within_one() -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import torch
 
-from ckptstore.errors import CkptStoreError, CorruptData, PathNotFound, nearest
+from ckptstore.errors import CkptStoreError, CorruptData, PathNotFound, StateError, nearest
 from ckptstore.format.manifest import Container
 from ckptstore.state import composites
 from ckptstore.state.containers import build_container
@@ -34,6 +35,7 @@ def unflatten(
     Raises:
         PathNotFound: nothing is at `root`.
         UnknownType: a dataclass or namedtuple that this process has not imported.
+        StateError: a dict would lose one of several ranks' keys, such as 1 and an IntEnum's member.
     """
     found = _Build(containers, leaves, allow_pickle).at(root)
     if found is _ABSENT:
@@ -62,7 +64,7 @@ class _Build:
         if container is None:
             return _ABSENT
         try:
-            children = dict(self._children(container, path))
+            children = _distinct([*self._children(container, path)], path)
             if container.keys and not children:
                 return _ABSENT
             return self._built(container, children, path)
@@ -90,3 +92,12 @@ class _Build:
             child = self.at(prefix + name)
             if child is not _ABSENT:
                 yield key if type(key) is str else decode(key, path, allow_pickle=self.allow_pickle), child
+
+
+def _distinct(pairs: Sequence[tuple[Any, Any]], path: str) -> dict[Any, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        count = Counter(key for key, _ in pairs)
+        equal = ", ".join(repr(key) for key, _ in pairs if count[key] > 1)
+        raise StateError(f"{path!r} has keys that are equal and were of several ranks, {equal}: choose by paths=")
+    return found

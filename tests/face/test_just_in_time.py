@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -572,6 +572,29 @@ def test_an_optimizer_that_runs_no_hooks_is_copied_at_once(slowed, hooks, change
 
 
 @pytest.mark.parametrize("change", [by_data, in_place])
+def test_an_optimizer_whose_step_only_looks_as_if_it_ran_hooks_is_copied_at_once(slowed, change):
+    store, storage = slowed
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # torch marks the step of a class that was used
+
+    def halve(optimizer):
+        for parameter in optimizer.param_groups[0]["params"]:
+            change(parameter)
+
+    class Halving(torch.optim.SGD):
+        step: Any = wraps(torch.optim.SGD.step)(halve)
+
+    weights, _ = large()
+    optimizer = Halving(weights)
+    storage.gate.clear()
+    expected = copy.deepcopy({"w": weights})
+    handle = store.commit_async({"w": weights, "optim": optimizer}, step=0)
+    optimizer.step()
+    storage.gate.set()
+    handle.result()
+    assert_same({"w": store.checkout(0)["w"]}, expected)
+
+
+@pytest.mark.parametrize("change", [by_data, in_place])
 @pytest.mark.parametrize("first", ["global", "own, compiled"])
 def test_hooks_that_were_there_before_may_change_parameters(tmp_path, first, change):
     """Torch runs hooks in order; a process of its own, since ours comes once."""
@@ -669,7 +692,7 @@ def test_loading_into_what_is_being_committed(slowed, load):
     assert_same(weights, [*store.checkout(0)["w"].values()])
 
 
-@pytest.mark.parametrize("seconds", [float("inf"), 1e12, np.int64(60), np.float32(60)])
+@pytest.mark.parametrize("seconds", [float("inf"), 10**400, 1e12, np.int64(60), np.float32(60)])
 def test_waiting_for_ever(slowed, seconds):
     store, storage = slowed
     storage.gate.clear()

@@ -11,7 +11,7 @@ import torch
 import ckptstore
 from ckptstore.integrations.safetensors import export_safetensors
 from ckptstore.testing.audit import assert_nothing_leaked
-from ckptstore.testing.states import Colour
+from ckptstore.testing.states import Colour, Level
 from tests.integrations.rank_child import tensors
 from tests.integrations.test_dcp_ranks import JOBS, assert_same
 from tests.integrations.together_tasks import own_state
@@ -127,6 +127,17 @@ def test_ranks_have_values_of_their_own(crew, store):
 def test_keys_of_any_kind(crew, store, keys, wanted, background):
     assert crew.do("commit_keys", 2, place=store.url, keys=keys, background=background) == [repr(wanted)] * 2
     assert store.verify().problems == ()
+
+
+def test_of_equal_keys_of_several_ranks_none_is_lost(crew, store):
+    answers = crew.ask("commit_keys", 2, place=store.url, keys="equal ones of other classes", background=False)
+    assert [answer["error"] for answer in answers] == ["StateMismatch"] * 2  # each lacks the other's
+    with pytest.raises(
+        ckptstore.StateError, match=r"'d' has keys that are equal .* 1, <Level.LOW: 1>: choose by paths="
+    ):
+        store.checkout(1)
+    parts = [store.checkout(1, paths=path)["d"] for path in ("d/1", "d/%*")]
+    assert repr(parts) == repr([{1: TWOS}, {Level.LOW: TWOS}])
 
 
 def test_what_ranks_have_of_their_own_needs_as_many_ranks(crew, store, tmp_path):

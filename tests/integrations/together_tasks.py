@@ -28,7 +28,7 @@ from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.operations.ranks import ranks
 from ckptstore.state.tree import flatten
 from ckptstore.testing.equality import assert_same
-from ckptstore.testing.states import Colour
+from ckptstore.testing.states import Colour, Level
 from tests.integrations.rank_child import as_tree, laid_out, local, square, tensors
 
 MORE_TASKS: dict[str, Callable[..., Any]] = {}
@@ -108,6 +108,7 @@ KEYS = {
     "enums": lambda _: Colour.BLUE,
     "dtypes": lambda _: torch.bfloat16,
     "equal ones": lambda rank: True if rank else 1,
+    "equal ones of other classes": lambda rank: Level.LOW if rank else 1,
 }
 
 

@@ -413,6 +413,24 @@ def test_an_interrupted_one_is_done_again(place, monkeypatch):
     assert contents(place) == before
 
 
+@pytest.mark.parametrize("backend", ["sqlite", "postgres"])
+def test_of_two_at_once_the_slower_one_is_told(place, monkeypatch, request, backend):
+    url = request.getfixturevalue("postgres") if backend == "postgres" else None
+    before = contents(place)
+    lose(place)
+    enter = SqlCatalog.enter
+
+    def overtaken(self, new):
+        monkeypatch.setattr(SqlCatalog, "enter", enter)
+        ckptstore.rebuild_catalog(place, catalog=url)
+        enter(self, new)
+
+    monkeypatch.setattr(SqlCatalog, "enter", overtaken)
+    with pytest.raises(CatalogError, match="as a second rebuild would: let it end, and try again"):
+        ckptstore.rebuild_catalog(place, catalog=url)
+    assert contents(place, catalog=url) == before
+
+
 @pytest.mark.parametrize("error", [StorageUnavailable("it did not answer"), StorageError("403 Forbidden")])
 @pytest.mark.parametrize("kind", ["manifests/", "packs/"])
 def test_what_cannot_be_read_now_is_not_left_out(place, tmp_path, monkeypatch, kind, error):

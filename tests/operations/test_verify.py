@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.catalog import SqlCatalog, open_catalog
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument, NotAStore, StorageError, StorageUnavailable
 from ckptstore.opening import open_parts
 from ckptstore.operations.verify import Level, Scope, verify
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
+from ckptstore.testing.audit import drifting, site_of
 from ckptstore.testing.faults import Meanwhile, Recording
 
 STEPS = 12
@@ -80,6 +81,10 @@ def a_location(place):
     alter(place, "UPDATE chunks SET raw_length = raw_length + 1")
 
 
+def a_need(place):
+    alter(place, "DELETE FROM commit_packs WHERE [commit] = 2")
+
+
 def an_edge(place):
     alter(place, "UPDATE packs SET state = 'condemned'")
 
@@ -93,6 +98,7 @@ DAMAGE = {
     a_pack: "sizes",
     a_missing_document: "sizes",
     an_edge: "catalog",
+    a_need: "catalog",
 }
 LEVELS: list[Any] = ["catalog", "sizes", "footers", "data"]
 
@@ -105,6 +111,44 @@ def test_each_level_finds_what_it_says(place, damage):
     with ckptstore.open(place) as store:
         found = [level for level in LEVELS if not store.verify(level).ok]
     assert found == LEVELS[LEVELS.index(DAMAGE[damage]) :]
+
+
+def test_a_pack_that_a_commit_needs_only_for_what_others_rest_on(tmp_path):
+    place = tmp_path / "store"
+    with site_of(place).open() as store:
+        for step in range(2):
+            store.commit({"x": drifting(f"main@{step}")}, step=step)
+        assert store.verify("catalog").ok
+        assert len(store._parts.catalog.packs(store.find(1).id)) == 2
+        alter(place, "DELETE FROM commit_packs WHERE [commit] = 2 AND pack = 1")
+        (problem,) = store.verify("catalog").problems
+        assert (problem.object, problem.affected) == ("catalog", ("main@1",))
+        assert "main@1 is not known to need the packs of 1 of its chunks" in problem.detail
+    for path in place.glob("catalog.sqlite*"):
+        path.unlink()
+    ckptstore.rebuild_catalog(place)
+    with ckptstore.open(place) as store:
+        assert store.verify().ok
+
+
+def test_what_gc_moves_meanwhile_is_known_to_be_needed(tmp_path, monkeypatch):
+    place, pack_chunks = tmp_path / "store", SqlCatalog.pack_chunks
+    with ckptstore.open(place, chunk_bytes=4096) as store:
+        whole = {name: torch.randn(3000) for name in "abc"}
+        store.commit(whole, step=0)
+        store.commit({"a": whole["a"]}, step=1)
+        store.delete(0)
+        store.gc(grace=0)
+        moved = []
+
+        def moving(self, pack):
+            monkeypatch.undo()
+            moved.append(store.gc(grace=0).rewritten)
+            return pack_chunks(self, pack)
+
+        monkeypatch.setattr(SqlCatalog, "pack_chunks", moving)
+        assert store.verify("catalog").ok
+        assert moved == [1]
 
 
 def recorded(place):
@@ -268,6 +312,7 @@ def test_what_cannot_be(place):
         {"subset": (1.0, 2)},
         {"older_than": "a day"},
         {"older_than": float("nan")},
+        {"older_than": 10**400},
     ]
     with ckptstore.open(place) as store:
         for options in wrong:

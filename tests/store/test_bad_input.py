@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,24 @@ class Scalar:
 def test_metadata_that_is_not_json(store, metadata):
     with pytest.raises(InvalidArgument, match="metadata"):
         store.commit(state_of("main", 300), step=300, metadata=metadata)
+
+
+@pytest.mark.parametrize("value", [{1: "a", "1": "b"}, [{"b": {None: 1, "null": 2}}], {True: 1, "true": 2}])
+def test_metadata_with_keys_that_are_one_in_json(store, value):
+    with pytest.raises(InvalidArgument, match="two keys of a dict are the same text"):
+        store.commit(state_of("main", 300), step=300, metadata={"a": value})
+
+
+def test_numbers_as_keys_of_metadata_come_back_as_text(place):
+    with ckptstore.open(place) as store:
+        assert store.commit(state_of("main", 300), step=300, metadata={"a": {1: 2}}).metadata == {"a": {"1": 2}}
+
+
+@pytest.mark.parametrize("grace", [10**400, -1, float("nan"), "1"])
+def test_a_grace_that_is_none(store, grace):
+    for act in (store.gc, store.plan_gc, partial(ckptstore.CheckpointManager, store, 1)):
+        with pytest.raises(InvalidArgument, match="give 0 or more seconds"):
+            act(grace=grace)
 
 
 def nested(depth: int) -> Any:

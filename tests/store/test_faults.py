@@ -15,7 +15,7 @@ from ckptstore.errors import CatalogError, CatalogUnavailable, CkptStoreError
 from ckptstore.store import Store
 from ckptstore.testing.audit import CHUNK_BYTES, assert_exact, assert_nothing_leaked, assert_whole, site_of, state_of
 from ckptstore.testing.equality import assert_same
-from ckptstore.testing.faults import FailNth
+from ckptstore.testing.faults import FailNth, Meanwhile
 from tests.failing import fail_catalog, fail_storage
 
 KEPT = {("main", 2), ("main", 3)}
@@ -178,3 +178,17 @@ def test_a_lost_reply_to_a_commit_that_is_deleted_and_made_anew_at_once(template
         assert made.deleted is not None
         assert made.id != store.find(4).id
         assert store.verify().ok
+
+
+def test_a_commit_that_another_made_meanwhile_is_there_whatever_cannot_be_removed(template, tmp_path):
+    place = shutil.copytree(template, tmp_path / "store")
+    parts = site_of(place).parts()
+    with site_of(place).open() as other:
+        stuck = FailNth(parts.storage, 1, verbs=frozenset({"delete"}))
+        overtaken = Meanwhile(stuck, "put", partial(commit, other))
+        with Store(replace(parts, storage=overtaken), "main") as store:
+            made = store.commit(state_of("main", 4), step=4)
+        assert stuck.failed
+        assert made.id == other.find(4).id
+    assert assert_whole(place) == KEPT | {("main", 4)}
+    assert_nothing_leaked(place)

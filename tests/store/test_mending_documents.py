@@ -14,6 +14,7 @@ import ckptstore
 from ckptstore.catalog.catalog import SqlCatalog
 from ckptstore.errors import SessionFenced
 from ckptstore.format.packs import pack_key
+from ckptstore.operations.mend_documents import copies_of
 from ckptstore.operations.repair import plan_repair
 from ckptstore.testing.audit import assert_nothing_leaked, expire_sessions, site_of
 from ckptstore.testing.faults import Meanwhile
@@ -68,6 +69,20 @@ def test_what_is_purged_during_a_repair_is_not_reported_as_lost(place, monkeypat
         plan = store.plan_repair()
         monkeypatch.setattr(SqlCatalog, "commits", purging)
         assert plan.execute().lost == ()
+
+
+def test_what_is_purged_while_a_repair_is_planned_is_not_lost(place, monkeypatch):
+    def purged(*args):
+        with ckptstore.open(place) as other:
+            other.delete(0)
+            other.gc(grace=0)
+        return copies_of(*args)
+
+    monkeypatch.setattr("ckptstore.operations.repair.copies_of", purged)
+    with ckptstore.open(place) as store:
+        store._parts.catalog.replace_manifest(store.find(0).id, b"nonsense")
+        plan = store.plan_repair()
+        assert (plan.lost, plan.documents) == ((), ())
 
 
 @pytest.mark.parametrize("lost", ["deleted", "live"])
