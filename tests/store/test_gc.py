@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CatalogError, GcRefused, InvalidArgument
 from ckptstore.format.packs import pack_key
 from ckptstore.operations import gc_checks

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CorruptData, InvalidArgument, MissingData, StorageError
 from ckptstore.operations import mend_packs
 from ckptstore.store import Store
