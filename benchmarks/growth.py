@@ -24,7 +24,7 @@ from benchmarks.growing import Growing
 from benchmarks.measuring import Samples, rotated
 from benchmarks.report import Report, add_files
 from ckptstore import KeepLast
-from ckptstore.catalog.catalog import sqlite_url
+from ckptstore.catalog.opening import sqlite_url
 from ckptstore.testing.servers import new_database, postgres_server
 
 KEPT = 3

@@ -9,7 +9,8 @@ from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InvalidArgument
 from ckptstore.operations import address, gc, push, repair, tags, verify
 from ckptstore.operations.address import Ref
-from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST, GcPlan, GcReport
+from ckptstore.operations.gc import GcPlan, GcReport
+from ckptstore.operations.gc_terms import DEFAULT_GRACE, DEFAULT_MOST
 from ckptstore.operations.repair import RepairPlan, RepairReport
 from ckptstore.operations.retention import Policy
 from ckptstore.operations.verify import Level, Scope, VerifyReport

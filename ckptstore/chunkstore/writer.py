@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from typing import Self, TypeVar
@@ -21,12 +20,10 @@ from ckptstore.chunkstore import windows
 from ckptstore.chunkstore.claims import Claims
 from ckptstore.chunkstore.deriving import Derivation, Pile, Turns, derivations, encode, turns
 from ckptstore.chunkstore.encoding import Encoder, NewChunk, Piece
-from ckptstore.chunkstore.grouping import Advance, groups, wait_all
-from ckptstore.chunkstore.locations import location_of
+from ckptstore.chunkstore.grouping import Advance, groups
+from ckptstore.chunkstore.packing import Packing
 from ckptstore.chunkstore.payloads import Payloads
 from ckptstore.chunkstore.windows import NEIGHBOURS, Item
-from ckptstore.format import packs
-from ckptstore.format.buffers import Buffer
 from ckptstore.format.codecs import Effort
 from ckptstore.format.manifest import split_digests
 from ckptstore.pools import Pool
@@ -35,7 +32,6 @@ from ckptstore.storage.base import Storage
 T = TypeVar("T")
 
 _WORKERS = min(4, os.cpu_count() or 1)
-_PACKS_IN_FLIGHT = 2
 _SOON = 8 << 20
 """From this size on a pack is put before it is full, when nothing new came, or only what was likely to be new."""
 _BATCH_BYTES = 8 << 20
@@ -59,30 +55,25 @@ class ChunkWriter:
         lost: AbstractSet[bytes],
         advance: Advance,
     ) -> None:
-        self._storage, self._claims = storage, claims
-        self._payloads, self._encoder, self._refuse, self._lost = payloads, encoder, refuse, lost
-        self._advance = advance
+        self._claims, self._encoder, self._refuse, self._lost = claims, encoder, refuse, lost
+        self._digest, self._advance = payloads.digest, advance
+        self._packing = Packing(storage, claims, payloads, encoder.pace, advance)
         self._bases: set[bytes] = set()
         self._pack_of: dict[bytes, str] = {}
         self._used: Counter[str] = Counter()
-        self._own: list[NewPack] = []
-        self._names: list[str] = []
-        self._builder = payloads.pack()
-        self._puts: list[Future[None]] = []
 
     def __enter__(self) -> Self:
         self._workers = Pool(_WORKERS, "ckptstore-digest")
-        self._putters = Pool(_PACKS_IN_FLIGHT, "ckptstore-put")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._workers.shutdown(cancel_futures=True)
-        self._putters.shutdown(cancel_futures=True)
+        self._packing.close()
 
     @property
     def keys(self) -> list[str]:
         """Storage keys of the packs that were put so far, or tried to."""
-        return [packs.pack_key(pack.name) for pack in self._own]
+        return self._packing.keys
 
     def write(self, pieces: Iterable[Piece]) -> list[bytes]:
         """The digests of all pieces, in order; those the store does not hold yet are on their way into packs."""
@@ -115,11 +106,8 @@ class ChunkWriter:
 
     def finish(self) -> tuple[list[NewPack], dict[str, int]]:
         """Wait until everything is durable; this session's own packs, and how many bytes are needed of each pack."""
-        if self._builder.frames:
-            self._put_pack()
-        wait_all(self._puts)
-        own = {pack.name: sum(chunk.length for chunk in pack.chunks) for pack in self._own}
-        return self._own, dict(self._used) | own
+        own = self._packing.finish()
+        return own, dict(self._used) | {pack.name: sum(chunk.length for chunk in pack.chunks) for pack in own}
 
     def _write_window(self, window: list[Piece]) -> list[bytes]:
         looked = self._spread(self._look, window)
@@ -138,8 +126,8 @@ class ChunkWriter:
                 piece.loan.end()
         if fresh:
             self.store(dict(zip(fresh, lasting, strict=True)))
-        if self._builder.size >= _SOON and _is_quiet(looked, fresh):
-            self._put_pack()
+        if self._packing.size >= _SOON and _is_quiet(looked, fresh):
+            self._packing.put()
         return digests
 
     def _rely_on(self, location: ChunkLocation) -> None:
@@ -156,7 +144,7 @@ class ChunkWriter:
             if piece.loan is not None and piece.likely_new:
                 (lasting,) = _keep([piece])
                 piece.loan.end()
-            found.append((self._payloads.digest.compute(lasting.data), lasting))
+            found.append((self._digest.compute(lasting.data), lasting))
             if lasting.loan is not None:
                 lasting.loan.rest()
         self._advance(sum(len(piece.data) for piece in group if piece.counts))
@@ -172,7 +160,7 @@ class ChunkWriter:
         if self._refuse is not None and not fresh.keys() <= self._lost:
             raise self._refuse
         size = sum(len(piece.data) for piece in fresh.values())
-        self._reserve(size // packs.TARGET_BYTES)
+        self._packing.expect(size)
         self._encoder.reliance.expect(size)
         turning = turns(self._derivations(fresh), self._encoder.reliance)
         near: dict[bytes, ChunkLocation] | None = None
@@ -244,33 +232,7 @@ class ChunkWriter:
 
     def append(self, chunk: NewChunk) -> None:
         """Put an encoded chunk on its way into a pack as it is; that what it rests on stays is for the caller."""
-        if self._builder.frames and self._builder.size + len(chunk.payload) > packs.TARGET_BYTES:
-            self._put_pack()
-        self._reserve(1)
-        offset = self._builder.next_offset(chunk.payload, chunk.digest, chunk.base)
-        payload = self._payloads.seal(self._names[-1], offset, chunk.codec, chunk.digest, chunk.payload)
-        known = self._payloads.checksum(chunk.codec, chunk.digest, chunk.raw_length)
-        self._builder.add(chunk.digest, chunk.codec, payload, chunk.raw_length, chunk.base, known)
-        self._pack_of[chunk.digest] = self._names[-1]
-
-    def _reserve(self, count: int) -> None:
-        missing = count - len(self._names)
-        if missing > 0:
-            self._names[:0] = self._claims.reserve(missing)
-
-    def _put_pack(self) -> None:
-        builder, self._builder = self._builder, self._payloads.pack()
-        self._advance(0)
-        name, frames = self._names.pop(), builder.frames
-        parts = builder.finish()
-        self._own.append(NewPack(name, builder.size, [location_of(frame, name) for frame in frames]))
-        if len(self._puts) >= _PACKS_IN_FLIGHT:
-            self._puts[-_PACKS_IN_FLIGHT].result()
-        self._puts.append(self._putters.submit(self._put, packs.pack_key(name), parts, builder.size))
-
-    def _put(self, key: str, parts: Sequence[Buffer], size: int) -> None:
-        with self._encoder.pace.putting(size):
-            self._storage.put(key, parts)
+        self._pack_of[chunk.digest] = self._packing.append(chunk)
 
 
 def _is_quiet(looked: Iterable[Item], fresh: Mapping[bytes, Piece]) -> bool:

@@ -66,7 +66,8 @@ def gc(
     deleted. Then frees what no commit of any run needs: what is deleted now, by a gc after the grace is over. Packs of
     which commits need less than half are rewritten.
     """
-    from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST, check_share
+    from ckptstore.operations.gc import check_share
+    from ckptstore.operations.gc_terms import DEFAULT_GRACE, DEFAULT_MOST
 
     policy = _policy(keep_last, keep_every, keep_every_seconds, keep_best)
     with place.open(any_run=policy is None) as store, progress_bar() as progress:

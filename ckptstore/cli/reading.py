@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(rf"-?[0-9]{{1,{text.MOST_DIGITS}}}")
 _EXAMPLE = '"0:8, 3, ..."'
+_TOGETHER, _TOGETHER_BYTES = 4096, 32 << 20
 
 
 def index_of(context: click.Context, parameter: click.Parameter, given: str | None) -> Any:
@@ -67,7 +68,7 @@ def read(place: Place, *, step: str, path: str, index: Any, as_json: bool) -> No
         view = store.manifest(step)
         leaves = _leaves(view, path, index)
         render: Callable[[Entry, Array | str], Any] = _json if as_json else _text
-        rendered = {name: render(entry, _found(store, view, name, index)) for name, entry in leaves.items()}
+        rendered = {name: render(leaves[name], leaf) for name, leaf in _found(store, view, leaves, index)}
     container = view.manifest.containers.get(path)
     if as_json:
         print_json({"path": path, **(rendered[path] if path in view else _several_json(container, rendered))})
@@ -97,14 +98,39 @@ def _leaves(view: ManifestView, path: str, index: Any) -> dict[str, Entry]:
     return leaves
 
 
-def _found(store: Store, view: ManifestView, path: str, index: Any) -> Array | str:
-    """An array, or a plain value as Python text, as `ls` has it. A pickle is refused."""
-    from ckptstore.cli.values import shown
+def _found(
+    store: Store, view: ManifestView, leaves: Mapping[str, Entry], index: Any
+) -> Iterator[tuple[str, Array | str]]:
+    """Each leaf: an array, or a plain value as Python text. As many as fit into some memory are read together."""
+    from ckptstore.chunkstore.grouping import groups
+    from ckptstore.format.manifest import entry_bytes
+
+    for group in groups(leaves.items(), lambda item: entry_bytes(item[1]), _TOGETHER_BYTES, _TOGETHER):
+        arrays = _arrays(store, dict(group), index)
+        for path, _ in group:
+            yield path, arrays[path] if path in arrays else _value(store, view, path)
+
+
+def _arrays(store: Store, leaves: Mapping[str, Entry], index: Any) -> dict[str, Array]:
+    """Those of the leaves that are arrays, as they can be printed. Without one, torch is not imported."""
     from ckptstore.format.manifest import TensorEntry
 
+    arrays = {path: entry for path, entry in leaves.items() if isinstance(entry, TensorEntry)}
+    if not arrays:
+        return {}
+    from ckptstore.operations.read import read_arrays
+
+    found = read_arrays(store._parts, arrays, index, budget=None)  # noqa: SLF001 - what it is made of
+    return {path: _printable(array) for path, array in found.items()}
+
+
+def _value(store: Store, view: ManifestView, path: str) -> str:
+    """A plain value as Python text, as `ls` has it. A pickle is refused."""
+    from ckptstore.cli.values import shown
+    from ckptstore.format.manifest import ValueEntry
+
     entry = view[path]
-    if isinstance(entry, TensorEntry):
-        return _printable(store.read(view.commit, path, index=index))
+    assert isinstance(entry, ValueEntry)
     if entry.size or (isinstance(entry.value, dict) and "pickle" in entry.value):
         from ckptstore.state.values import encode
 

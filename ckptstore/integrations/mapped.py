@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.utils import _create_file_view
 
 from ckptstore.errors import FormatError, InvalidArgument
 from ckptstore.format.grid import Index
@@ -152,6 +151,8 @@ def _piece(offsets: Index, sizes: Index, mapped: MappedTensor) -> TensorPiece:
 
 
 def _window(opened: IO[bytes], place: Place) -> IO[bytes]:
+    from torch.distributed.checkpoint.utils import _create_file_view  # a second, and safetensors need it not
+
     return cast(IO[bytes], _create_file_view(cast(io.IOBase, opened), place.start, place.size))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ckptstore.catalog.base import Catalog
-from ckptstore.catalog.catalog import is_at, is_missing, owner_at, sqlite_url
 from ckptstore.catalog.engine import Database
+from ckptstore.catalog.opening import is_at, is_missing, owner_at, sqlite_url
 from ckptstore.errors import CatalogError, CatalogLocation, CatalogNotFound, InvalidArgument
 from ckptstore.format.version import StoreConfig
 from ckptstore.opening.settings import has_commits, read_config

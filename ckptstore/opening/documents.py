@@ -9,7 +9,7 @@ import warnings
 import weakref
 from contextlib import closing
 
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.opening import open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.chunkstore.sealed_catalog import sealed_catalog

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, cast
 
 from ckptstore.catalog.base import Catalog
-from ckptstore.catalog.catalog import open_catalog
 from ckptstore.catalog.engine import Database
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.sealed_catalog import sealed_catalog
 from ckptstore.errors import CatalogError, CatalogNotFound, InvalidArgument

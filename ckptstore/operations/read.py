@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,26 +57,44 @@ def _read_tree(chunks: ChunkStore, view: ManifestView, path: str, *, allow_pickl
 
 
 def _read_array(chunks: ChunkStore, entry: TensorEntry, path: str, index: Any, out: Any, budget: int | None) -> Array:
-    whole = index is ...
     if is_sharded(out):
-        if not whole:
+        if index is not ...:
             raise InvalidArgument(
                 f"`out` does not fit: {path}: a DTensor takes its part of the whole: leave out `index`"
             )
         return _read_part(chunks, entry, path, out, budget)
-    selection = everything(entry.shape) if whole else select(entry.shape, index)
-    shape = tuple(len(chosen) for dim, chosen in enumerate(selection.ranges) if dim not in selection.dropped)
-    if out is not None:
-        _check_out(path, replace(entry, shape=shape), out)
-        _fill(chunks, entry, _with_dims(out, selection), selection, path, budget)
-        return out  # type: ignore[no-any-return]
-    if whole:
-        made = allocate(path, entry)
-        _fill(chunks, entry, made, selection, path, budget)
-        return finish(path, made, entry)
-    made = allocate(path, replace(entry, shape=selection.full_shape, order=None))
-    _fill(chunks, entry, made, selection, path, budget)
-    return made.reshape(shape)
+    if out is None:
+        return read_arrays(chunks, {path: entry}, index, budget=budget)[path]
+    selection = _selected(entry, index)
+    _check_out(path, replace(entry, shape=_shape(selection)), out)
+    fill(chunks, [Filling(entry, _with_dims(out, selection), selection, path)], budget=budget)
+    return out  # type: ignore[no-any-return]
+
+
+def read_arrays(
+    chunks: ChunkStore, entries: Mapping[str, TensorEntry], index: Any, *, budget: int | None
+) -> dict[str, Array]:
+    """The same elements of several arrays, read together."""
+    jobs = [_job(entry, path, index) for path, entry in entries.items()]
+    fill(chunks, jobs, budget=budget)
+    if index is ...:
+        return {job.label: finish(job.label, job.target, job.entry) for job in jobs}
+    return {job.label: job.target.reshape(_shape(job.selection)) for job in jobs}
+
+
+def _job(entry: TensorEntry, path: str, index: Any) -> Filling:
+    """An array that is to be filled with the selected elements."""
+    selection = _selected(entry, index)
+    order = entry.order if index is ... else None
+    return Filling(entry, allocate(path, replace(entry, shape=selection.full_shape, order=order)), selection, path)
+
+
+def _selected(entry: TensorEntry, index: Any) -> Selection:
+    return everything(entry.shape) if index is ... else select(entry.shape, index)
+
+
+def _shape(selection: Selection) -> tuple[int, ...]:
+    return tuple(len(chosen) for dim, chosen in enumerate(selection.ranges) if dim not in selection.dropped)
 
 
 def _read_part(chunks: ChunkStore, entry: TensorEntry, path: str, out: DTensor, budget: int | None) -> DTensor:
@@ -85,12 +104,6 @@ def _read_part(chunks: ChunkStore, entry: TensorEntry, path: str, out: DTensor, 
     _check_out(path, replace(entry, shape=tuple(part.shape), order=None), part)
     load_arrays(chunks, {path: entry}, {path: part}, same=(), regions={path: regions}, budget=budget)
     return out
-
-
-def _fill(
-    chunks: ChunkStore, entry: TensorEntry, target: Array, selection: Selection, path: str, budget: int | None
-) -> None:
-    fill(chunks, [Filling(entry, target, selection, path)], budget=budget)
 
 
 def _check_out(path: str, entry: TensorEntry, out: object) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from ckptstore.cached import cached_property
 from ckptstore.catalog.base import Catalog
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.engine import Database
+from ckptstore.catalog.opening import open_catalog, sqlite_url
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.format.codecs import Level
 from ckptstore.format.keys import PREFIX

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ckptstore.catalog.base import Catalog
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.engine import Database
+from ckptstore.catalog.opening import open_catalog, sqlite_url
 from ckptstore.errors import InvalidArgument
 from ckptstore.opening import catalog_url
 from ckptstore.storage import Storage, open_storage

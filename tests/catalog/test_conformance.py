@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptstore.catalog.catalog import SqlCatalog, open_catalog
+from ckptstore.catalog.catalog import SqlCatalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.testing.catalog import CatalogConformance
 
 

@@ -18,8 +18,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from ckptstore.catalog import migrate, schema
-from ckptstore.catalog.catalog import open_catalog
 from ckptstore.catalog.engine import Database
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CatalogError, SchemaTooNew, SchemaTooOld
 from ckptstore.testing.catalog_making import make, new_commit
 
@@ -198,6 +198,6 @@ def test_every_package_is_listed():
 
 
 def test_the_catalog_does_not_import_alembic():
-    code = "import sys, ckptstore.catalog.catalog; print('alembic' in sys.modules)"
+    code = "import sys, ckptstore.catalog.opening; print('alembic' in sys.modules)"
     env = {"PYTHONPATH": str(ROOT)}
     assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == "False\n"

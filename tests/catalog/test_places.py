@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.opening import open_catalog, sqlite_url
 from ckptstore.catalog.places import DEEPEST, Places
 from ckptstore.catalog.records import ChunkLocation
 from ckptstore.testing.catalog_making import digest, make, new_commit, new_pack

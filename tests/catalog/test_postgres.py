@@ -18,9 +18,9 @@ from sqlalchemy import create_engine, event, text
 
 import ckptstore
 from ckptstore.catalog import dialects
-from ckptstore.catalog.catalog import open_catalog
 from ckptstore.catalog.driver_errors import translated
 from ckptstore.catalog.engine import Database
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CatalogBusy, CatalogError, StorageReadOnly, TooManyConnections
 from ckptstore.testing import servers
 from ckptstore.testing.catalog_making import LEASE, make, new_commit, new_pack

@@ -22,9 +22,9 @@ from sqlalchemy.engine.default import DefaultExecutionContext
 import ckptstore
 from ckptstore import errors
 from ckptstore.catalog import sqlite, waits
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
 from ckptstore.catalog.driver_errors import translated
 from ckptstore.catalog.engine import Database
+from ckptstore.catalog.opening import open_catalog, sqlite_url
 from ckptstore.catalog.records import NewPack
 from ckptstore.catalog.reserve import Reserve
 from ckptstore.testing.catalog_making import LEASE, begin, collect, digest, make, new_commit, new_pack
@@ -146,7 +146,7 @@ def test_a_full_disk_changes_nothing(url, monkeypatch):
 
 READ_ONLY = """
 import os, sys
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import StorageReadOnly
 os.setuid(65534) if os.getuid() == 0 else None
 catalog = open_catalog(sys.argv[1], create=True)
@@ -179,7 +179,7 @@ def test_a_read_only_folder_can_be_read(tmp_path, writer_is_there):
 
 UNREADABLE = """
 import os, sys, time
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CatalogError
 os.setuid(65534) if os.getuid() == 0 else None
 begun = time.monotonic()

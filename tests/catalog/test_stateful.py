@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.opening import open_catalog, sqlite_url
 from ckptstore.catalog.records import NewCommit, Objects
 from ckptstore.errors import NotFound, SessionFenced, StepExists, StepNotFound, StepProtected, TagNotFound
 from ckptstore.testing.catalog_making import LEASE, delete, digest, new_commit, new_pack, tag

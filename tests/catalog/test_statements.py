@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptstore.catalog import statements
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.catalog.statements import COMPILED, Statements
 from ckptstore.testing.catalog_making import make, new_commit, new_pack
 

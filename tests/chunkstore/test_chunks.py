@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.opening import open_catalog, sqlite_url
 from ckptstore.catalog.records import NewCommit
 from ckptstore.chunkstore import ChunkStore, Fetch, Piece, jobs, reader, windows, writer
 from ckptstore.chunkstore.deriving import encode

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ckptstore.catalog.catalog import open_catalog, sqlite_url
+from ckptstore.catalog.opening import open_catalog, sqlite_url
 from ckptstore.catalog.records import NewCommit
 from ckptstore.chunkstore import ChunkStore, Fetch, Piece
 from ckptstore.errors import BudgetTooSmall

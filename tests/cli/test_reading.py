@@ -208,6 +208,20 @@ def test_only_the_chunks_that_hold_it_are_read(kept, run, monkeypatch):
         assert recording.read - before == chunks * 4096
 
 
+@pytest.mark.parametrize("index", ["...", "1:3"])
+def test_many_leaves_are_read_together(kept, asked, monkeypatch, index):
+    url = kept({"m": {f"t{n}": torch.full((100,), float(n)) for n in range(20)}})
+    parts = site_of(url).parts()
+    recording = Recording(parts.storage)
+    monkeypatch.setattr("ckptstore.cli.reading._TOGETHER", 8)
+    store = Store(ChunkStore(recording, parts.catalog, parts.config), "main")
+    monkeypatch.setattr("ckptstore.store.open_store", lambda *arguments, **options: store)
+    leaves = asked("read", url, 0, "m", "--index", index)["leaves"]
+    count = 100 if index == "..." else 2
+    assert {leaf["path"]: leaf["values"] for leaf in leaves} == {f"m/t{n}": [float(n)] * count for n in range(20)}
+    assert recording.operations["get_ranges"] == 3
+
+
 BOUND = st.none() | st.integers(-99, 99)
 SLICES = st.builds(slice, BOUND, BOUND, st.none() | st.integers(1, 99))
 

@@ -59,6 +59,17 @@ def test_migrate_needs_no_torch(url):
     assert "alembic" in loaded and "torch" not in loaded
 
 
+def test_safetensors_need_no_dcp(url, tmp_path):
+    file = tmp_path / "file.safetensors"
+    loaded = loaded_by(
+        f"""
+        run("export", "{url}", "0", "{file}", "--paths", "model/*.weight")
+        run("import", "{url}", "{file}", "--step", "1000")
+        """
+    )
+    assert "safetensors" in loaded and "torch.distributed.checkpoint" not in loaded
+
+
 def test_help_and_completion_do_not_import_the_store():
     loaded = loaded_by('run("--help")\nrun("gc", "--help")\nrun("completion", "zsh")')
     allowed = {"ckptstore", "ckptstore.errors"}

@@ -154,7 +154,7 @@ def test_gc_refuses_to_delete_nearly_all_unseen(tmp_path, run, asked):
 
 
 def test_the_defaults_that_help_tells(run):
-    from ckptstore.operations.gc import DEFAULT_GRACE, DEFAULT_MOST
+    from ckptstore.operations.gc_terms import DEFAULT_GRACE, DEFAULT_MOST
 
     text = " ".join(run("gc", "--help").stdout.split())
     assert f"[default: {DEFAULT_GRACE:.0f}]" in text and f"[default: {DEFAULT_MOST}]" in text

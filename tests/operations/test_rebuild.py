@@ -19,7 +19,8 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog.catalog import SqlCatalog, open_catalog
+from ckptstore.catalog.catalog import SqlCatalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import (
     CatalogError,
     CatalogNotFound,

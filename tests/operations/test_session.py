@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import StorageFull
 from ckptstore.operations.session import writing_session
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog.catalog import SqlCatalog, open_catalog
+from ckptstore.catalog.catalog import SqlCatalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument, NotAStore, StorageError, StorageUnavailable
 from ckptstore.opening import open_parts

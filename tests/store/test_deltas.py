@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import BudgetTooSmall, CorruptData, GcRefused, InvalidArgument, MissingData, StoreTooNew
 from ckptstore.format import version
 from ckptstore.format.packs import pack_key

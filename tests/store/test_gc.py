@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CatalogError, GcRefused, InvalidArgument
 from ckptstore.format.packs import pack_key
-from ckptstore.operations import gc
+from ckptstore.operations import gc_checks
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
@@ -556,5 +556,5 @@ class Watched:
 def test_an_open_catalog_is_looked_at_once_and_chunks_where_they_are_needed():
     catalog: Any = Watched()
     for rewriting in (False, False, True, True, False):
-        gc._check_undamaged(catalog, rewriting=rewriting)
+        gc_checks.check_undamaged(catalog, rewriting=rewriting)
     assert catalog.looked == [False, True]

@@ -20,7 +20,7 @@ import pytest
 
 import ckptstore
 from ckptstore.catalog import waits
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.testing.audit import (
     CHUNK_BYTES,
     Site,

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import ckptstore
-from ckptstore.catalog.catalog import open_catalog
+from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CorruptData, InvalidArgument, MissingData, StorageError
-from ckptstore.operations import repair
+from ckptstore.operations import mend_packs
 from ckptstore.store import Store
 from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, assert_whole, files, site_of, state_of
 from ckptstore.testing.equality import assert_same
@@ -268,7 +268,7 @@ def test_chunks_of_a_commit_that_nobody_can_read_are_kept_for_later(place, templ
 
 def test_what_another_repair_brings_back_meanwhile_is_not_lost(place, template, monkeypatch):
     flip(oldest(place), 5000)
-    original = repair._store
+    original = mend_packs._store
 
     def repaired_meanwhile(*args):
         monkeypatch.undo()
@@ -279,7 +279,7 @@ def test_what_another_repair_brings_back_meanwhile_is_not_lost(place, template, 
     with site_of(place).open() as store:
         plan = store.plan_repair()
         assert plan.lost
-        monkeypatch.setattr(repair, "_store", repaired_meanwhile)
+        monkeypatch.setattr(mend_packs, "_store", repaired_meanwhile)
         assert plan.execute().lost == ()
         store.gc(grace=0)
     assert assert_whole(place) == {("main", step) for step in range(STEPS)}
