@@ -152,6 +152,8 @@ class StateMismatch(StateError):
             _otherwise(self.different),
             _wrapping(self.missing, self.unexpected),
             _fresh(self.unexpected),
+            _overlapping(self.different),
+            _lenient(self.missing, self.unexpected),
         ]
         details = "\n".join(part for part in parts if part)
         super().__init__(f"the target does not fit the commit; nothing was changed\n{details}")
@@ -296,7 +298,20 @@ def _otherwise(different: Sequence[str]) -> str:
 def _fresh(unexpected: Sequence[str]) -> str:
     """What to do about the state of an optimizer that is not in the target."""
     found = any(_OPTIMIZER_STATE.search(path) for path in unexpected)
-    return "  an optimizer has no state before its first step: give it itself, not its state_dict()" if found else ""
+    advice = "give it itself, not its state_dict(), and all of its state, not a part of it by paths="
+    return f"  an optimizer has no state before its first step: {advice}" if found else ""
+
+
+def _overlapping(different: Sequence[str]) -> str:
+    """What to do where two leaves of the target lie in the same memory, each in a part of it that is another."""
+    found = any(": shares memory with " in line for line in different)
+    advice = "copy into it what checkout gives without into=, or leave one of them out by paths="
+    return f"  what shares memory in part cannot be filled in place: {advice}" if found else ""
+
+
+def _lenient(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """How to do without what only one side has."""
+    return "  to load only what both sides have, give strict=False" if missing or unexpected else ""
 
 
 def _wrapping(missing: Sequence[str], unexpected: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from ckptstore.cached import cached_property
 from ckptstore.format.manifest import Entry, Manifest
+from ckptstore.operations.known_ties import with_known_ties
 from ckptstore.operations.paths import chosen
 from ckptstore.operations.renumbering import renumbered
 from ckptstore.state.composites import KINDS
@@ -31,7 +32,7 @@ class Ownership:
         strict: whether paths that only one side has are an error.
         apart: paths of what this rank had for itself.
         optimizers: path → optimizer.
-        manifest: the commit's, as the target's optimizers know it.
+        manifest: the commit's, as the target's optimizers know it, and with what its ties tell.
         extra_states: paths of what modules gave beside their tensors.
     """
 
@@ -47,7 +48,7 @@ class Ownership:
         self.flat, self.strict, self.apart, self._globs = flat, strict, apart, globs
         owners = flat.owners
         self.optimizers = {path: owner for path, owner in owners.items() if isinstance(owner, torch.optim.Optimizer)}
-        self.manifest = renumbered(manifest, list(self.optimizers))
+        self.manifest = with_known_ties(renumbered(manifest, list(self.optimizers)), flat)
         self.extra_states = frozenset(_extra_states(flat, owners))
         self._owners = owners | dict.fromkeys(self.extra_states, _EXTRA_STATE)
         self._names = {split(path)[0] for path in [*flat.leaves, *flat.containers] if path}
