@@ -109,7 +109,8 @@ def _worker(world: World, number: int, variant: str) -> Iterator[Step]:
             removed = _loosened(world, world.tag)._replace(tag="")
             yield f"{name} removes {world.tag}", removed.at(number, Worker("delete", "", world.tag))
     elif phase == "put":
-        late = world.late | ({document} & {*world.gone, *world.gc[1][: world.gc[0] == "settle"]})
+        came = document in world.gone or (world.gc[0] == "settle" and world.gc[1][0] == document)
+        late = world.late | {document} if came else world.late
         put = world._replace(stored=world.stored | {document}, late=late)
         after = "delete" if world.tag == document else "ready"
         yield f"{name} stores {document}", put.at(number, worker._replace(phase=after))
