@@ -91,7 +91,8 @@ def change_key(
         storage_options: what fsspec passes on to the file system of a URL.
 
     Raises:
-        WrongKey: the old passphrase does not open the store; nothing was changed.
+        WrongKey: the old passphrase does not open the store, and nothing was changed; or somebody else changed it
+            meanwhile, to one that opens the store instead of the new one.
         CorruptData: the wrapped key is damaged or gone; nothing was changed.
         InvalidArgument: the store is not encrypted, or a file cannot be read.
         StoreTooNew: the store has what this version would not know how to keep.

@@ -50,16 +50,23 @@ def create_key(storage: Storage, store: str, key_file: KeyFile) -> str:
 
 
 def change_passphrase(storage: Storage, config: StoreConfig, key_file: KeyFile, new_key_file: KeyFile) -> None:
-    """Wrap the data key with another passphrase, and then remove it as it was wrapped before."""
+    """Wrap the data key with another passphrase, and then remove it as it was wrapped before.
+
+    Raises WrongKey when somebody else did so meanwhile, and removed what this one stored.
+    """
     if not is_sealed(config):
         raise InvalidArgument(
             f"{storage.url} is not encrypted, so that it has no key to change: push it to one that is"
         )
     old = wrapped_keys(storage)
     data_key, _ = _data_key(storage, config, _passphrase_of(storage, key_file))
-    _put(storage, config.id, data_key, _read(new_key_file))
+    new = _put(storage, config.id, data_key, _read(new_key_file))
     for key in old:
         storage.delete(key)
+    if new not in wrapped_keys(storage):
+        raise WrongKey(
+            f"somebody else changed the key of {storage.url} meanwhile: theirs opens it, and not the new one"
+        )
 
 
 def new_passphrase(key_file: KeyFile) -> bytes:
@@ -100,22 +107,24 @@ def _checked(text: bytes, place: str) -> bytes:
 
 
 def _data_key(storage: Storage, config: StoreConfig, passphrase: bytes) -> tuple[bytes, WrappedKey]:
-    damaged, places = list[str](), wrapped_keys(storage)
-    for place in places:
-        try:
-            data = storage.get(place)
-            key = keys.unwrap(data, passphrase, config.id)
-        except ObjectNotFound:  # another passphrase took its place since it was listed
-            continue
-        except CorruptData:
-            damaged.append(place)
-            continue
-        if key is not None:
-            return key, WrappedKey(place, data)
+    damaged, tried = list[str](), set[str]()
+    while fresh := set(places := wrapped_keys(storage)) - tried:
+        tried |= fresh
+        for place in sorted(fresh):
+            try:
+                data = storage.get(place)
+                key = keys.unwrap(data, passphrase, config.id)
+            except ObjectNotFound:  # another took its place since it was listed, for this passphrase too perhaps
+                continue
+            except CorruptData:
+                damaged.append(place)
+                continue
+            if key is not None:
+                return key, WrappedKey(place, data)
     if not places:
         raise MissingData(f"{storage.url} has lost what lay below {keys.PREFIX}, {_BRING_BACK}")
-    if damaged == places:
-        raise CorruptData(f"{storage.url}: {' and '.join(damaged)} is damaged, {_BRING_BACK}")
+    if set(damaged).issuperset(places):
+        raise CorruptData(f"{storage.url}: {' and '.join(places)} is damaged, {_BRING_BACK}")
     problem = f"the key given does not open {storage.url}: give the one it was made with, or last changed to"
     raise WrongKey(f"{problem}; if it is that one, {keys.PREFIX} is damaged: bring it back from a copy")
 

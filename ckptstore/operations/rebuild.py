@@ -31,7 +31,7 @@ from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE
 from ckptstore.operations.publish import commit_of
 from ckptstore.operations.session import LEASE_SECONDS
-from ckptstore.operations.tags import enter_tags, read_tags, tag_keys
+from ckptstore.operations.tags import enter_tags, stored_tags
 from ckptstore.operations.twins import damaged_copies, twins, without_damaged
 from ckptstore.storage.base import Storage
 
@@ -77,7 +77,7 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
     Raises StorageError when something cannot be read now: it is not left out, since it may be there later.
     """
     left_out: list[LeftOut] = []
-    stored_tags = read_tags(chunks, tag_keys(chunks))
+    tags_read = stored_tags(chunks)
     before = set(_document_keys(chunks))  # of what comes while packs are read, some would be missed
     held = _without_damaged(chunks, list(_read_packs(chunks.storage, left_out)))
     places = Places()
@@ -102,8 +102,8 @@ def rebuild(chunks: ChunkStore, advance: Advance = ignore) -> RebuildReport:
                 live |= _enter(chunks, candidate.key, data, held, places, live)
             advance(len(data))
     _leave_out(chunks.catalog, lacking)
-    tags = enter_tags(chunks, stored_tags)
-    _forget(chunks.catalog, [key for key, _ in tags.superseded])
+    tags = enter_tags(chunks, tags_read)
+    _let_go(chunks.catalog, [key for key, _ in tags.superseded])
     stale = [LeftOut(key, reason) for key, reason in (*tags.useless, *tags.superseded)]
     return RebuildReport(len(candidates) - len(gone), len(live), (*left_out, *superseded, *gone, *stale))
 
@@ -214,14 +214,18 @@ def _leave_out(catalog: Catalog, lacking: Sequence[_Candidate]) -> None:
 
 def _forget(catalog: Catalog, documents: Sequence[str]) -> None:
     """Let these count as removed already, so that gc does not take the catalog for an older one."""
+    catalog.settle(Objects(_let_go(catalog, documents)))
+
+
+def _let_go(catalog: Catalog, documents: Sequence[str]) -> Sequence[str]:
+    """Leave these to the next gc; those that were not known before."""
     fresh = catalog.unknown(Objects(documents)).documents
-    if not fresh:
-        return
-    session = catalog.open_session(LEASE_SECONDS)
-    for key in fresh:
-        catalog.reserve(session, (), key)
-    catalog.end_session(session)
-    catalog.settle(Objects(fresh))
+    if fresh:
+        session = catalog.open_session(LEASE_SECONDS)
+        for key in fresh:
+            catalog.reserve(session, (), key)
+        catalog.end_session(session)
+    return fresh
 
 
 def _parents_first(candidates: Sequence[_Candidate]) -> list[_Candidate]:

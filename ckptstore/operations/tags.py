@@ -2,7 +2,7 @@
 
 A document is reserved in the catalog before it is stored, as that of a commit is, and never overwritten: a tag that
 moves gets another one, and the older is for gc, unless it can be removed at once. To who has no catalog the newest
-document of a tag holds.
+document of a tag holds whose commit is there.
 """
 
 from __future__ import annotations
@@ -105,24 +105,24 @@ class EnteredTags:
 
 
 def enter_tags(chunks: ChunkStore, read: ReadTags) -> EnteredTags:
-    """Let a catalog that nobody else uses know the tags whose documents are in storage."""
+    """Let a catalog that nobody else uses know the tags whose documents are in storage.
+
+    Of those of commits that are there the newest counts: one that is newer still may be of who died before it moved the
+    tag.
+    """
     documents, useless = read
-    newest: dict[tuple[str, str], str] = {}
+    live = {commit.id: commit for commit in chunks.catalog.commits()} if documents else {}
+    newest: dict[tuple[str, str], TagRecord] = {}
     superseded = []
-    for key, one in sorted(documents.items(), key=lambda item: (item[1].created, item[0])):
-        older = newest.get((one.run, one.name))
-        if older is not None:
-            superseded.append((older, f"the tag {one.name!r} of run {one.run!r} was moved later"))
-        newest[one.run, one.name] = key
-    live = {commit.id: commit for commit in chunks.catalog.commits()} if newest else {}
-    records = []
-    for (run, name), key in newest.items():
-        commit = live.get(documents[key].commit)
-        if commit is None or commit.run != run:
-            useless.append((key, f"the tag {name!r} of run {run!r} is of a commit that is not there"))
+    for key, one in sorted(documents.items(), key=lambda item: (item[1].created, item[0]), reverse=True):
+        commit = live.get(one.commit)
+        if (one.run, one.name) in newest:
+            superseded.append((key, f"the tag {one.name!r} of run {one.run!r} was moved later"))
+        elif commit is None or commit.run != one.run:
+            useless.append((key, f"the tag {one.name!r} of run {one.run!r} is of a commit that is not there"))
         else:
-            records.append(TagRecord(run, name, commit.id, commit.step, key))
-    chunks.catalog.enter_tags(records)
+            newest[one.run, one.name] = TagRecord(one.run, one.name, commit.id, commit.step, key)
+    chunks.catalog.enter_tags(list(newest.values()))
     return EnteredTags(useless, superseded)
 
 
@@ -132,6 +132,17 @@ def _remove(chunks: ChunkStore, key: str | None) -> None:
         with suppress(StorageError, CatalogError):
             chunks.storage.delete(key)
             chunks.catalog.settle(Objects([key]))
+
+
+def stored_tags(chunks: ChunkStore) -> ReadTags:
+    """Read all documents of tags. One that is moved meanwhile is looked for again, where it is by then."""
+    documents, damaged, seen = dict[str, TagDocument](), list[tuple[str, str]](), set[str]()
+    while fresh := (listed := set(tag_keys(chunks))) - seen:
+        seen |= fresh
+        found, reasons = read_tags(chunks, sorted(fresh))
+        documents |= found
+        damaged += reasons
+    return documents, [(key, reason) for key, reason in damaged if key in listed]
 
 
 def read_tags(chunks: ChunkStore, keys: Iterable[str]) -> ReadTags:

@@ -433,6 +433,37 @@ def test_who_opens_it_in_the_midst_of_a_change_of_the_passphrase(site, key, tmp_
             ckptstore.open(site, key_file=passphrase).close()
 
 
+def meanwhile(monkeypatch, verb, act):
+    """Let something happen just before the first operation of a verb on a key."""
+    operation, acts = getattr(LocalStorage, verb), [act]
+
+    def after_it(self, key, *given):
+        if key.startswith("keys/") and acts:
+            acts.pop()()
+        return operation(self, key, *given)
+
+    monkeypatch.setattr(LocalStorage, verb, after_it)
+
+
+def test_who_changes_the_passphrase_while_another_does_is_told(site, key, tmp_path, monkeypatch):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.write_text("tr0ub4dor&3")
+    theirs.write_text("hunter2")
+    meanwhile(monkeypatch, "delete", lambda: ckptstore.change_key(site, theirs, key_file=key))
+    with pytest.raises(WrongKey, match="somebody else changed the key of"):
+        ckptstore.change_key(site, mine, key_file=key)
+    with pytest.raises(WrongKey):
+        ckptstore.open(site, key_file=mine)
+    with ckptstore.open(site, key_file=theirs) as store:
+        assert_exact(store, "main", 0)
+
+
+def test_a_passphrase_opens_the_store_while_its_key_is_wrapped_anew(site, key, monkeypatch):
+    meanwhile(monkeypatch, "get", lambda: ckptstore.change_key(site, key))
+    with ckptstore.open(site, key_file=key) as store:
+        assert_exact(store, "main", 0)
+
+
 def test_altered_and_moved_bytes_do_not_open(site):
     with ckptstore.open(site) as store:
         for pack in site.glob("packs/*/*.pack"):

@@ -29,6 +29,7 @@ from ckptstore.errors import (
     StorageReadOnly,
 )
 from ckptstore.format import envelope, tagging
+from ckptstore.opening.documents import open_documents
 from ckptstore.operations.check_tags import check_tags
 from ckptstore.operations.repair import plan_repair
 from ckptstore.store import Store
@@ -165,21 +166,44 @@ def fails(place, act, part, n, after):
     return storage.failed or calls.failed
 
 
-def test_who_dies_before_the_catalog_is_told_has_not_moved_it(place, monkeypatch):
+@pytest.fixture
+def with_a_dead_worker(place, monkeypatch):
+    """A tag of step 1, and a document of who died before it was moved to step 2, which is purged."""
+
     def unavailable(*_):
         raise CatalogUnavailable("the database is gone")
 
     with ckptstore.open(place) as store:
         store.tag("best", 1)
-        (known,) = documents(place)
         with monkeypatch.context() as patch, pytest.raises(CatalogUnavailable):
             patch.setattr(type(store._parts.catalog), "tag", unavailable)
             store.tag("best", 2)
         store.gc(keep=ckptstore.KeepLast(0), grace=0, most=1)
-        assert (store.tags(), len(documents(place))) == ({"best": 1}, 2)  # its writer may be alive
-        expire_sessions(place)
+        assert (store.tags(), store.steps(), len(documents(place))) == ({"best": 1}, [1], 2)  # it may be alive
+    return place
+
+
+def test_who_dies_before_the_catalog_is_told_has_not_moved_it(with_a_dead_worker):
+    expire_sessions(with_a_dead_worker)
+    with ckptstore.open(with_a_dead_worker) as store:
         store.gc()
-        assert (store.tags(), documents(place), store.steps()) == ({"best": 1}, [known], [1])
+        assert store.verify().ok
+    assert_nothing_leaked(with_a_dead_worker)
+    assert rebuilt(with_a_dead_worker) == ({"best": 1}, [])
+
+
+def test_who_dies_before_the_catalog_is_told_does_not_cost_the_tag(with_a_dead_worker):
+    unmoved = "the tag 'best' of run 'main' is of a commit that is not there"
+    assert rebuilt(with_a_dead_worker) == ({"best": 1}, [unmoved])
+
+
+def test_a_tag_that_moves_is_found_without_a_catalog(place):
+    with ckptstore.open(place) as other:
+        other.tag("best", 0)
+        parts = site_of(place).parts()
+        meanwhile = Meanwhile(parts.storage, "get", partial(other.tag, "best", 2))
+        with Store(open_documents(meanwhile, parts.config, None, encrypt=False), "main") as store:
+            assert store.tags() == {"best": 2}
 
 
 @pytest.mark.parametrize("sweep", [False, True])
@@ -212,9 +236,9 @@ def test_what_a_rebuild_left_out_is_no_newer_catalogs(place):
     assert rebuilt(place) == ({"best": 1}, ["the tag 'best' of run 'main' was moved later"])
     with ckptstore.open(place) as store:
         store.gc(keep=ckptstore.KeepLast(1), grace=0)
-        assert (store.steps(), older.exists()) == ([1, 2], True)
-        store.gc(sweep=True)
-        assert not older.exists()
+        assert (store.steps(), older.exists()) == ([1, 2], False)
+        store.untag("best")
+    assert rebuilt(place) == ({}, [])
 
 
 def test_that_of_a_commit_that_is_missing_for_now_stays(place, tmp_path):
