@@ -303,10 +303,9 @@ def _fresh(unexpected: Sequence[str]) -> str:
 
 
 def _overlapping(different: Sequence[str]) -> str:
-    """What to do where two leaves of the target lie in the same memory, each in a part of it that is another."""
+    """What to do where leaves of the target overlap, and the commit has other bytes for one than for another."""
     found = any(": shares memory with " in line for line in different)
-    advice = "copy into it what checkout gives without into=, or leave one of them out by paths="
-    return f"  what shares memory in part cannot be filled in place: {advice}" if found else ""
+    return "  leave all but one of those that share memory out by paths=" if found else ""
 
 
 def _lenient(missing: Sequence[str], unexpected: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from ckptstore.errors import StateMismatch, listing
 from ckptstore.format.manifest import Container, Entry, TensorEntry
 from ckptstore.operations.optimizer_states import lacked_state, other_groups
 from ckptstore.operations.ownership import Ownership
-from ckptstore.operations.shared_memory import overlaps, tied
+from ckptstore.operations.shared_memory import agree, overlaps, tied, together
 from ckptstore.state import composites
 from ckptstore.state.arrays import Array
 from ckptstore.state.casts import misfit_with_cast
@@ -46,11 +46,14 @@ class Fitting:
         self._owned, self._strict, self._allow_cast = owned, strict, allow_cast
         self._manifest, self._flat, self._wanted = owned.manifest, owned.flat, owned.wanted
 
-    def check(self, values: Mapping[str, object]) -> None:
-        """Raises StateMismatch with everything that does not fit; `values` are the wanted plain ones."""
+    def check(self, values: Mapping[str, object], held: Mapping[str, Array]) -> None:
+        """Raises StateMismatch with everything that does not fit.
+
+        `values` are the wanted plain ones, and `held` what the commit has for arrays that are `overlapping`.
+        """
         missing, unexpected = self._owned.missing(), self._owned.unexpected()
         different = [*self._owned.strange(), *self._other_forms(), *self._other_composites()]
-        different += [*self._other_ties(), *self._overlaps(), *other_groups(self._owned, values)]
+        different += [*self._other_ties(), *self._overlaps(held), *other_groups(self._owned, values)]
         if different or (self._strict and (missing or unexpected)):
             raise StateMismatch(missing, unexpected, different)
         if missing or unexpected:
@@ -192,11 +195,20 @@ class Fitting:
             if not self._owned.is_free(path):
                 yield f"{path}: tied to {first} in the target, but another tensor in the commit"
 
-    def _overlaps(self) -> Iterator[str]:
+    @cached_property
+    def overlapping(self) -> list[tuple[str, str]]:
+        """Pairs of targets of which one shows a part of the other's memory."""
         repeated = {path for group in self._tied for path in group[1:]}
         filled = {path: array for path, array in self.targets.items() if array.nbytes and path not in repeated}
-        for path, other in overlaps(filled):
-            yield f"{path}: shares memory with {other} in the target"
+        return list(overlaps(filled))
+
+    def _overlaps(self, held: Mapping[str, Array]) -> Iterator[str]:
+        for group in together(self.overlapping):
+            if held.keys() >= group and agree([self.targets[path] for path in group], [held[path] for path in group]):
+                continue
+            for path, other in self.overlapping:
+                if path in group:
+                    yield f"{path}: shares memory with {other} in the target, but not its bytes in the commit"
 
 
 def _content(entry: Entry) -> object:

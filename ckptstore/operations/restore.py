@@ -71,10 +71,16 @@ def restore(
             require_classes(container, path, allow_pickle=allow_pickle)
     needed = owned.wanted | parameter_names(owned)
     values = load_values(chunks, needed, allow_pickle=allow_pickle, budget=budget)
-    fitting.check(values)
+    fitting.check(values, _held(chunks, owned, fitting, budget))
     loaded = {path: value for path, value in values.items() if path in owned.wanted}
     loaded |= _fill(chunks, owned, fitting, budget, advance)
     _Handover(owned, fitting, loaded, allow_pickle).hand_over(into)
+
+
+def _held(chunks: ChunkStore, owned: Ownership, fitting: Fitting, budget: int | None) -> dict[str, Any]:
+    """What the commit has for arrays that overlap in the target: only these bytes tell whether it can take them."""
+    paths = {path for pair in fitting.overlapping for path in pair} - fitting.sharded.keys()
+    return load_arrays(chunks, {path: owned.wanted[path] for path in sorted(paths)}, {}, same=(), budget=budget)
 
 
 def _fill(

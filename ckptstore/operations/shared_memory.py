@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from ckptstore.state.addresses import byte_range, is_plain_memory, pointer, same_place, share_memory
-from ckptstore.state.arrays import Array
+import numpy as np
+import torch
+
+from ckptstore.state.addresses import byte_range, elements, is_plain_memory, pointer, same_place, share_memory
+from ckptstore.state.arrays import Array, is_lazy
 
 
 def tied(arrays: Mapping[str, Array]) -> list[list[str]]:
@@ -30,3 +34,36 @@ def overlaps(arrays: Mapping[str, Array]) -> Iterator[tuple[str, str]]:
             if share_memory(arrays[path], arrays[other]):
                 yield path, other
         reaching.append((end, path))
+
+
+def together(pairs: Iterable[tuple[str, str]]) -> list[set[str]]:
+    """Groups of all that overlap each other, or what overlaps those."""
+    groups: list[set[str]] = []
+    for pair in pairs:
+        apart = [group for group in groups if group.isdisjoint(pair)]
+        groups = [*apart, set(pair).union(*(group for group in groups if group not in apart))]
+    return groups
+
+
+def agree(arrays: Sequence[Array], values: Sequence[Array]) -> bool:
+    """Whether arrays that overlap can hold these values, all at once: tried in other memory."""
+    if not all(_is_alike(array, value) for array, value in zip(arrays, values, strict=True)):
+        return False
+    ranges = [byte_range(array) for array in arrays]
+    low = min(start for start, _ in ranges)
+    memory = np.empty(max(end for _, end in ranges) - low, np.uint8)
+    views = [_placed(array, memory, low) for array in arrays]
+    for view, value in zip(views, values, strict=True):
+        view[...] = elements(value)
+    return all(view.tobytes() == elements(value).tobytes() for view, value in zip(views, values, strict=True))
+
+
+def _is_alike(array: Array, value: Array) -> bool:
+    is_as_it_lies = not isinstance(array, torch.Tensor) or not is_lazy(array)
+    return is_as_it_lies and array.dtype == value.dtype
+
+
+def _placed(array: Array, memory: np.ndarray[Any, Any], low: int) -> np.ndarray[Any, Any]:
+    """The memory, in which the byte of the address `low` is the first, as the array shows it."""
+    seen = elements(array)
+    return np.ndarray(seen.shape, seen.dtype, memory, pointer(array) - low, seen.strides)

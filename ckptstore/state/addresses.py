@@ -49,7 +49,7 @@ def identity(array: Array) -> Hashable:
 def share_memory(one: Array, other: Array) -> bool:
     """Whether an element of one is part of an element of the other; false where only a device could tell."""
     try:
-        return np.shares_memory(_as_numpy(one), _as_numpy(other), max_work=_MOST_WORK)  # type: ignore[arg-type] # the stubs know only -1 and 0
+        return np.shares_memory(elements(one), elements(other), max_work=_MOST_WORK)  # type: ignore[arg-type] # the stubs know only -1 and 0
     except np.exceptions.TooHardError:
         return False
 
@@ -58,7 +58,7 @@ def byte_range(array: Array) -> tuple[int, int]:
     """The first byte of an array in memory, and one past its last."""
     if isinstance(array, Tensor) and array.is_contiguous():
         return array.data_ptr(), array.data_ptr() + array.nbytes
-    low, high = np.lib.array_utils.byte_bounds(_as_numpy(array))
+    low, high = np.lib.array_utils.byte_bounds(elements(array))
     return int(low), int(high)
 
 
@@ -104,7 +104,8 @@ def overlaps_itself(array: Array) -> bool:
     return False
 
 
-def _as_numpy(array: Array) -> np.ndarray[Any, Any]:
+def elements(array: Array) -> np.ndarray[Any, Any]:
+    """The elements as numpy sees them where they lie: those of a tensor are words."""
     return as_words(_bare(array) if is_lazy(array) else array).numpy() if isinstance(array, Tensor) else array
 
 

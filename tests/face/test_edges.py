@@ -219,13 +219,45 @@ def test_what_a_target_ties_and_a_commit_lacks_altogether_is_missing(store):
 def test_overlapping_targets_are_refused(store):
     buffer = torch.zeros(8)
     store.commit({"a": torch.full((5,), 1.0), "b": torch.full((5,), 2.0)}, step=0)
-    with pytest.raises(StateMismatch, match=r"(?s)b: shares memory with a.*leave one of them out by paths="):
+    with pytest.raises(
+        StateMismatch, match=r"(?s)b: shares memory with a.*leave all but one of those that share memory out by paths="
+    ):
         store.checkout(0, into={"a": buffer[:5], "b": buffer[3:]})
     square = torch.zeros(5, 5)
     with pytest.raises(StateMismatch, match="shares memory"):
         store.checkout(0, into={"a": square[0], "b": square[:, 0]})
     assert not buffer.any()
     assert not square.any()
+
+
+OVERLAPPING = {
+    "a window": lambda: (whole := torch.randn(8, 8), whole[:4, :4], whole[0]),
+    "views of one buffer": lambda: (flat := torch.randn(20), flat[:16].view(4, 4), flat[15:], flat[::3]),
+    "bfloat16": lambda: (flat := torch.randn(20).bfloat16(), flat[3:15:2], flat[1:7]),
+    "a complex tensor's parts": lambda: (both := torch.randn(5, dtype=torch.complex128), both.real, both.imag),
+    "an element": lambda: (history := torch.arange(10.0), history[-1]),
+    "numpy's": lambda: (array := np.random.default_rng(0).random((4, 6)), array[::-1, 1:], array[2]),
+    "float64 and its halves": lambda: (doubles := torch.randn(6, dtype=torch.float64), doubles.view(torch.int32)[1:5]),
+}
+
+
+@pytest.mark.parametrize("kind", OVERLAPPING)
+def test_targets_that_overlap_take_what_they_were_committed_as(store, kind):
+    state, target = dict(enumerate(OVERLAPPING[kind]())), dict(enumerate(OVERLAPPING[kind]()))
+    store.commit({"x": state}, step=0)
+    target[0][...] = 0
+    store.checkout(0, into={"x": target})
+    assert all(np.array_equal(as_array(target[key]), as_array(state[key])) for key in state)
+    other = state | {1: state[1].copy() if isinstance(state[1], np.ndarray) else state[1].clone()}
+    other[1][...] = 7
+    store.commit({"x": other}, step=1)
+    with pytest.raises(StateMismatch, match="shares memory with"):
+        store.checkout(1, into={"x": target})
+    assert all(np.array_equal(as_array(target[key]), as_array(state[key])) for key in state)
+
+
+def as_array(array):
+    return array if isinstance(array, np.ndarray) else array.to(torch.complex128).resolve_conj().numpy()
 
 
 def test_lazily_conjugated_targets_that_overlap_are_refused(store):
