@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ckptstore.cached import cached_property
 from ckptstore.errors import StateMismatch, listing
 from ckptstore.format.manifest import Container, Entry, TensorEntry
-from ckptstore.operations.optimizer_states import lacked_state, other_groups
+from ckptstore.operations.optimizer_states import lacked_state, other_optimizers
 from ckptstore.operations.ownership import Ownership
 from ckptstore.operations.shared_memory import overlaps, tied
 from ckptstore.state import composites
@@ -50,7 +50,7 @@ class Fitting:
         """Raises StateMismatch with everything that does not fit; `values` are the wanted plain ones."""
         missing, unexpected = self._owned.missing(), self._owned.unexpected()
         different = [*self._owned.strange(), *self._other_forms(), *self._other_composites()]
-        different += [*self._other_ties(), *self._overlaps(), *other_groups(self._owned, values)]
+        different += [*self._other_ties(), *self._overlaps(), *other_optimizers(self._owned, values)]
         if different or (self._strict and (missing or unexpected)):
             raise StateMismatch(missing, unexpected, different)
         if missing or unexpected:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -586,6 +587,100 @@ def test_an_optimizer_that_keeps_its_hyperparameters_to_itself(store):
     live.load_state_dict = given.append
     store.checkout(0, into={"optim": live})
     assert_same(given, [committed.state_dict()])
+
+
+ELEMENTWISE = {
+    "Adadelta": torch.optim.Adadelta,
+    "Adagrad": torch.optim.Adagrad,
+    "Adam": partial(torch.optim.Adam, amsgrad=True),
+    "AdamW": torch.optim.AdamW,
+    "Adamax": torch.optim.Adamax,
+    "ASGD": torch.optim.ASGD,
+    "Muon": torch.optim.Muon,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "RMSprop": partial(torch.optim.RMSprop, momentum=0.9, centered=True),
+    "Rprop": torch.optim.Rprop,
+    "SGD": partial(torch.optim.SGD, momentum=0.9),
+    "SparseAdam": torch.optim.SparseAdam,
+}
+
+
+def over(kind: Any, rows: int) -> Any:
+    """A fresh optimizer."""
+    return kind([nn.Parameter(torch.ones(rows, 4))], lr=0.1)
+
+
+def sparsely_stepped(optimizer: Any) -> Any:
+    for weight in optimizer.param_groups[0]["params"]:
+        weight.grad = weight.detach().to_sparse(1)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("wrap", [PassingOn, lambda optimizer: optimizer])
+def test_state_of_other_shapes_than_the_parameters_of_a_fresh_optimizer(store, name, wrap):
+    kind = ELEMENTWISE[name]
+    committed = (sparsely_stepped if name == "SparseAdam" else stepped)(over(kind, 10))
+    store.commit({"o": committed}, step=0)
+    wanted, live = over(kind, 10), wrap(over(kind, 20))
+    before = copy.deepcopy(live.state_dict())
+    with pytest.raises(StateMismatch, match=r"o/state/0/\w+: .*\[10, 4\] in the commit, .*\[20, 4\]"):
+        store.checkout(0, into={"o": live})
+    assert_same(live.state_dict(), before)
+    store.checkout(0, into={"o": wrap(wanted)})
+    assert_same(wanted.state_dict(), committed.state_dict())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.LBFGS])
+def test_a_fresh_optimizer_whose_state_has_other_shapes_than_its_parameters(store, kind):
+    committed, live = over(kind, 10), over(kind, 10)
+    committed.param_groups[0]["params"][0].grad = torch.ones(10, 4)
+    committed.step(lambda: torch.ones(())) if kind is torch.optim.LBFGS else committed.step()
+    store.commit({"o": committed}, step=0)
+    store.checkout(0, into={"o": live})
+    assert_same(live.state_dict(), committed.state_dict())
+
+
+class Rowwise(torch.optim.Adam):
+    """Knows what to do with moments of other shapes."""
+
+
+def test_state_that_torchs_optimizers_do_not_make_may_have_any_shape(store):
+    committed, live = stepped(over(torch.optim.Adam, 10)), over(torch.optim.Adam, 10)
+    (moments,) = committed.state.values()
+    moments["mine"] = torch.ones(3)
+    store.commit({"o": committed}, step=0)
+    store.checkout(0, into={"o": live})
+    assert_same(live.state_dict(), committed.state_dict())
+    other = over(Rowwise, 20)
+    store.checkout(0, into={"o": other})
+    assert_same(other.state_dict()["state"], committed.state_dict()["state"])
+
+
+def test_a_hook_that_brings_state_into_shape(store):
+    kind = partial(torch.optim.SGD, momentum=0.9)
+    committed, live = stepped(over(kind, 10)), over(kind, 20)
+    (moments,) = committed.state.values()
+    moments["momentum_buffer"] = torch.ones(10, 4)
+
+    def grow(_: Any, state: Any) -> Any:
+        moments = {"momentum_buffer": torch.cat([state["state"][0]["momentum_buffer"]] * 2)}
+        return state | {"state": {0: moments}}
+
+    live.register_load_state_dict_pre_hook(grow)
+    store.commit({"o": committed}, step=0)
+    store.checkout(0, into={"o": live})
+    assert_same(live.state_dict()["state"], {0: {"momentum_buffer": torch.ones(20, 4)}})
+
+
+def test_an_optimizer_of_a_lazy_module(store):
+    committed = stepped(torch.optim.Adam(nn.Linear(3, 4).parameters()))
+    live = torch.optim.Adam(nn.LazyLinear(4).parameters())
+    store.commit({"o": committed}, step=0)
+    store.checkout(0, into={"o": live})
+    assert_same(live.state_dict()["state"], committed.state_dict()["state"])
 
 
 def test_an_optimizer_of_an_older_torch_with_less_switches(store):
