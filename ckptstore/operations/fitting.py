@@ -112,6 +112,8 @@ class Fitting:
 
     def _misfit(self, path: str, entry: TensorEntry, array: Array) -> str | None:
         """What keeps the array from taking the entry's elements, or its part of them."""
+        if self._owned.is_of_module(path) and _is_frozen(array):
+            return f"{path}: the target was made in torch.inference_mode(): check out within that mode"
         whole = self._flat.sharded.get(path)
         if whole is not None and entry.shape != tuple(whole.shape):
             return f"{path}: shape {list(entry.shape)} in the commit, {list(whole.shape)} in the target"
@@ -201,6 +203,11 @@ class Fitting:
 
 def _content(entry: Entry) -> object:
     return (entry.dtype, entry.chunks, entry.inline) if isinstance(entry, TensorEntry) else entry
+
+
+def _is_frozen(array: Array) -> bool:
+    """Whether torch, by whose means modules fill their tensors, refuses to write there now."""
+    return isinstance(array, torch.Tensor) and array.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def _form(container: Container) -> str:

@@ -1206,6 +1206,18 @@ def test_a_read_only_array(store):
         store.checkout(0, into={"a": target})
 
 
+def test_a_module_of_inference_mode(store):
+    store.commit({"first": torch.ones(3), "m": nn.Linear(3, 4)}, step=0)
+    with torch.inference_mode():
+        live: dict[str, Any] = {"first": torch.zeros(3), "m": nn.Linear(3, 4)}
+    with pytest.raises(StateMismatch, match=r"m/weight: .* made in torch.inference_mode\(\): check out within"):
+        store.checkout(0, into=live)
+    assert not live["first"].any()
+    with torch.inference_mode():
+        store.checkout(0, into=live)
+    assert_same(bits(live), store.checkout(0))
+
+
 @pytest.mark.parametrize("other", [torch.Tensor.to_sparse_csr, torch.clone])
 def test_a_sparse_tensor_into_another_kind(store, other):
     store.commit({"s": torch.eye(60).to_sparse()}, step=0)
