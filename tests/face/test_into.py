@@ -1297,6 +1297,34 @@ def test_an_unknown_type_is_reported_before_anything_is_written(store, monkeypat
     assert live["thing"].state == module.made
 
 
+class Unready:
+    """Has nothing to save as long as `x` is not set, and takes nothing."""
+
+    x: int
+
+    def state_dict(self) -> Any:
+        return {"x": self.x}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise RuntimeError("not yet")
+
+
+@pytest.mark.parametrize("how", ["commit", "commit_async"])
+def test_what_a_state_dict_raises_says_whose_it_is(store, how):
+    with pytest.raises(AttributeError, match="no attribute 'x'") as caught:
+        getattr(store, how)({"data": {"loaders": [Unready()]}}, step=0)
+    assert caught.value.__notes__ == ["while asking 'data/loaders/0' for its state_dict()"]
+
+
+def test_what_a_load_state_dict_raises_says_whose_it_is(store):
+    loader = Unready()
+    loader.x = 1
+    store.commit({"loader": loader}, step=0)
+    with pytest.raises(RuntimeError, match="not yet") as caught:
+        store.checkout(0, into={"loader": loader})
+    assert caught.value.__notes__ == ["while giving 'loader' the commit's state in load_state_dict()"]
+
+
 def test_damage_is_never_loaded(store, tmp_path, committed):
     live = app_state(1)
     (pack,) = (tmp_path / "store").rglob("*.pack")
