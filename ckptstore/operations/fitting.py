@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ckptstore.cached import cached_property
 from ckptstore.errors import StateMismatch, listing
 from ckptstore.format.manifest import Container, Entry, TensorEntry
-from ckptstore.operations.optimizer_states import lacked_state, other_groups
+from ckptstore.operations.optimizer_states import lacked_state, other_optimizers
 from ckptstore.operations.ownership import Ownership
 from ckptstore.operations.shared_memory import agree, overlaps, tied, together
 from ckptstore.state import composites
@@ -53,7 +53,7 @@ class Fitting:
         """
         missing, unexpected = self._owned.missing(), self._owned.unexpected()
         different = [*self._owned.strange(), *self._other_forms(), *self._other_composites()]
-        different += [*self._other_ties(), *self._overlaps(held), *other_groups(self._owned, values)]
+        different += [*self._other_ties(), *self._overlaps(held), *other_optimizers(self._owned, values)]
         if different or (self._strict and (missing or unexpected)):
             raise StateMismatch(missing, unexpected, different)
         if missing or unexpected:
@@ -115,6 +115,8 @@ class Fitting:
 
     def _misfit(self, path: str, entry: TensorEntry, array: Array) -> str | None:
         """What keeps the array from taking the entry's elements, or its part of them."""
+        if self._owned.is_of_module(path) and _is_frozen(array):
+            return f"{path}: the target was made in torch.inference_mode(): check out within that mode"
         whole = self._flat.sharded.get(path)
         if whole is not None and entry.shape != tuple(whole.shape):
             return f"{path}: shape {list(entry.shape)} in the commit, {list(whole.shape)} in the target"
@@ -213,6 +215,11 @@ class Fitting:
 
 def _content(entry: Entry) -> object:
     return (entry.dtype, entry.chunks, entry.inline) if isinstance(entry, TensorEntry) else entry
+
+
+def _is_frozen(array: Array) -> bool:
+    """Whether torch, by whose means modules fill their tensors, refuses to write there now."""
+    return isinstance(array, torch.Tensor) and array.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def _form(container: Container) -> str:

@@ -32,7 +32,7 @@ from ckptstore.state.composites import is_dense
 from ckptstore.state.containers import assign_children, open_container, require_classes
 from ckptstore.state.paths import is_within, join, segment
 from ckptstore.state.shards import is_sharded, part_of, regions_of
-from ckptstore.state.stateful import RNGState, StateDict, is_exact
+from ckptstore.state.stateful import RNGState, StateDict, is_exact, noting, state_of
 from ckptstore.state.steps import stepping
 from ckptstore.state.tree import flatten_target, is_stateful
 from ckptstore.state.unflatten import unflatten
@@ -148,17 +148,18 @@ class _Handover:
         state = self._state_of(owner, path)
         if isinstance(owner, torch.nn.Module):
             _put_own_tensors(owner, state)
-        if isinstance(owner, torch.optim.Optimizer):
-            _load_optimizer(owner, state)
-        else:
-            owner.load_state_dict(state)
+        with noting(f"while giving {path!r} the commit's state in load_state_dict()"):
+            if isinstance(owner, torch.optim.Optimizer):
+                _load_optimizer(owner, state)
+            else:
+                owner.load_state_dict(state)
 
     def _state_of(self, owner: Any, path: str) -> Any:
         """What it is to load. A `StateDict` keeps what is in it, as a dict does."""
         if not self.owned.whole(path):
-            return self._visit(owner.state_dict(), path)
+            return self._visit(state_of(owner, path), path)
         if isinstance(owner, StateDict):
-            return self._with_empty(self._visit(owner.state_dict(), path), path)
+            return self._with_empty(self._visit(state_of(owner, path), path), path)
         return self._built(path, self.loaded if is_exact(owner) or _loads_in_place(owner) else self._set_apart(path))
 
     def _with_empty(self, state: dict[Any, Any], path: str) -> dict[Any, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import UserDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,22 @@ class StateDict(UserDict[str, Any]):
 def is_exact(owner: object) -> bool:
     """Whether it must have a commit's paths; other objects judge their state themselves, as optimizers do."""
     return isinstance(owner, torch.nn.Module | StateDict)
+
+
+def state_of(owner: Any, path: str) -> Any:
+    """Its state_dict(); what that raises says whose it is."""
+    with noting(f"while asking {path!r} for its state_dict()"):
+        return owner.state_dict()
+
+
+@contextmanager
+def noting(note: str) -> Iterator[None]:
+    """Adds a note to what is raised within."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
 
 
 class RNGState:

@@ -25,6 +25,7 @@ from ckptstore.state.dtypes import dtype_name
 from ckptstore.state.paths import segment, selector
 from ckptstore.state.pieces import PiecedLeaf, PiecedTensor
 from ckptstore.state.shards import is_sharded, part_of
+from ckptstore.state.stateful import state_of
 from ckptstore.state.tensors import TensorLeaf, require_storable
 from ckptstore.state.values import encode, is_plain, type_name
 
@@ -169,7 +170,7 @@ class _Walk:
             if not self._statefuls:
                 self.owners[path] = value
             self._statefuls += 1
-            self.visit(value.state_dict(), path)
+            self.visit(state_of(value, path), path)
             self._statefuls -= 1
             return
         opened = open_container(value, path)

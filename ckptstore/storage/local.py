@@ -55,9 +55,8 @@ class LocalStorage:
         self._durable_folders = {self.root}
         self._known: tuple[tuple[int, ...], bytes] | None = None
         with _reading(self.root):
-            file = next((place for place in (self.root, *self.root.parents) if place.is_file()), None)
-        if file is not None:
-            raise StorageError(f"{file} is a file, not a folder: a store needs a folder of its own")
+            for place in (self.root, *self.root.parents):
+                _check_may_be_folder(place)
         if create:
             with _writing(self.root):
                 make_folder(self.root)
@@ -225,6 +224,14 @@ class LocalStorage:
         for name in fresh:
             sync_folder(name.parent)
         self._durable_folders.update(fresh)
+
+
+def _check_may_be_folder(place: Path) -> None:
+    if place.is_file():
+        raise StorageError(f"{place} is a file, not a folder: a store needs a folder of its own")
+    if place.is_symlink() and not place.exists():
+        problem = f"{place} is a link to {os.readlink(place)}, which is not there"
+        raise StorageError(f"{problem}: make that folder, or remove the link")
 
 
 def _files(entry: os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:

@@ -64,7 +64,7 @@ def _folder(text: str) -> Path:
         nearly = _NEARLY_URL.match(text)
         if nearly:
             meant = f"{nearly[0]}//{'/' if nearly[0] == 'file:' else ''}{text[nearly.end() :].lstrip('/')}"
-            advice = f"write {meant!r}, or {os.path.abspath(text)!r} if a folder is meant"
+            advice = f"write {meant!r}, or {_absolute(text)!r} if a folder is meant"
             raise InvalidArgument(f"{text!r} is nearly a URL: {advice}")
         return _possible(os.path.expanduser(text))
     path = unquote(text.removeprefix(_FILE))
@@ -76,4 +76,12 @@ def _folder(text: str) -> Path:
 def _possible(path: str) -> Path:
     if "\0" in path:
         raise InvalidArgument(f"the place of a store is {path!r}: no path holds a zero byte")
-    return Path(path)
+    return Path(_absolute(path))
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as error:
+        problem = f"{path!r} is relative, and the working directory was deleted"
+        raise InvalidArgument(f"{problem}: give an absolute path, or change to a directory that is there") from error

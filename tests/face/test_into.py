@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -588,6 +589,100 @@ def test_an_optimizer_that_keeps_its_hyperparameters_to_itself(store):
     assert_same(given, [committed.state_dict()])
 
 
+ELEMENTWISE = {
+    "Adadelta": torch.optim.Adadelta,
+    "Adagrad": torch.optim.Adagrad,
+    "Adam": partial(torch.optim.Adam, amsgrad=True),
+    "AdamW": torch.optim.AdamW,
+    "Adamax": torch.optim.Adamax,
+    "ASGD": torch.optim.ASGD,
+    "Muon": torch.optim.Muon,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "RMSprop": partial(torch.optim.RMSprop, momentum=0.9, centered=True),
+    "Rprop": torch.optim.Rprop,
+    "SGD": partial(torch.optim.SGD, momentum=0.9),
+    "SparseAdam": torch.optim.SparseAdam,
+}
+
+
+def over(kind: Any, rows: int) -> Any:
+    """A fresh optimizer."""
+    return kind([nn.Parameter(torch.ones(rows, 4))], lr=0.1)
+
+
+def sparsely_stepped(optimizer: Any) -> Any:
+    for weight in optimizer.param_groups[0]["params"]:
+        weight.grad = weight.detach().to_sparse(1)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("wrap", [PassingOn, lambda optimizer: optimizer])
+def test_state_of_other_shapes_than_the_parameters_of_a_fresh_optimizer(store, name, wrap):
+    kind = ELEMENTWISE[name]
+    committed = (sparsely_stepped if name == "SparseAdam" else stepped)(over(kind, 10))
+    store.commit({"o": committed}, step=0)
+    wanted, live = over(kind, 10), wrap(over(kind, 20))
+    before = copy.deepcopy(live.state_dict())
+    with pytest.raises(StateMismatch, match=r"o/state/0/\w+: .*\[10, 4\] in the commit, .*\[20, 4\]"):
+        store.checkout(0, into={"o": live})
+    assert_same(live.state_dict(), before)
+    store.checkout(0, into={"o": wrap(wanted)})
+    assert_same(wanted.state_dict(), committed.state_dict())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.LBFGS])
+def test_a_fresh_optimizer_whose_state_has_other_shapes_than_its_parameters(store, kind):
+    committed, live = over(kind, 10), over(kind, 10)
+    committed.param_groups[0]["params"][0].grad = torch.ones(10, 4)
+    committed.step(lambda: torch.ones(())) if kind is torch.optim.LBFGS else committed.step()
+    store.commit({"o": committed}, step=0)
+    store.checkout(0, into={"o": live})
+    assert_same(live.state_dict(), committed.state_dict())
+
+
+class Rowwise(torch.optim.Adam):
+    """Knows what to do with moments of other shapes."""
+
+
+def test_state_that_torchs_optimizers_do_not_make_may_have_any_shape(store):
+    committed, live = stepped(over(torch.optim.Adam, 10)), over(torch.optim.Adam, 10)
+    (moments,) = committed.state.values()
+    moments["mine"] = torch.ones(3)
+    store.commit({"o": committed}, step=0)
+    store.checkout(0, into={"o": live})
+    assert_same(live.state_dict(), committed.state_dict())
+    other = over(Rowwise, 20)
+    store.checkout(0, into={"o": other})
+    assert_same(other.state_dict()["state"], committed.state_dict()["state"])
+
+
+def test_a_hook_that_brings_state_into_shape(store):
+    kind = partial(torch.optim.SGD, momentum=0.9)
+    committed, live = stepped(over(kind, 10)), over(kind, 20)
+    (moments,) = committed.state.values()
+    moments["momentum_buffer"] = torch.ones(10, 4)
+
+    def grow(_: Any, state: Any) -> Any:
+        moments = {"momentum_buffer": torch.cat([state["state"][0]["momentum_buffer"]] * 2)}
+        return state | {"state": {0: moments}}
+
+    live.register_load_state_dict_pre_hook(grow)
+    store.commit({"o": committed}, step=0)
+    store.checkout(0, into={"o": live})
+    assert_same(live.state_dict()["state"], {0: {"momentum_buffer": torch.ones(20, 4)}})
+
+
+def test_an_optimizer_of_a_lazy_module(store):
+    committed = stepped(torch.optim.Adam(nn.Linear(3, 4).parameters()))
+    live = torch.optim.Adam(nn.LazyLinear(4).parameters())
+    store.commit({"o": committed}, step=0)
+    store.checkout(0, into={"o": live})
+    assert_same(live.state_dict()["state"], committed.state_dict()["state"])
+
+
 def test_an_optimizer_of_an_older_torch_with_less_switches(store):
     committed, live = with_group(torch.optim.Adam, amsgrad=True), with_group(torch.optim.AdamW)
     state = committed.state_dict()
@@ -1111,6 +1206,18 @@ def test_a_read_only_array(store):
         store.checkout(0, into={"a": target})
 
 
+def test_a_module_of_inference_mode(store):
+    store.commit({"first": torch.ones(3), "m": nn.Linear(3, 4)}, step=0)
+    with torch.inference_mode():
+        live: dict[str, Any] = {"first": torch.zeros(3), "m": nn.Linear(3, 4)}
+    with pytest.raises(StateMismatch, match=r"m/weight: .* made in torch.inference_mode\(\): check out within"):
+        store.checkout(0, into=live)
+    assert not live["first"].any()
+    with torch.inference_mode():
+        store.checkout(0, into=live)
+    assert_same(bits(live), store.checkout(0))
+
+
 @pytest.mark.parametrize("other", [torch.Tensor.to_sparse_csr, torch.clone])
 def test_a_sparse_tensor_into_another_kind(store, other):
     store.commit({"s": torch.eye(60).to_sparse()}, step=0)
@@ -1188,6 +1295,34 @@ def test_an_unknown_type_is_reported_before_anything_is_written(store, monkeypat
     monkeypatch.setitem(sys.modules, module.__name__, module)
     store.checkout(0, into=live)
     assert live["thing"].state == module.made
+
+
+class Unready:
+    """Has nothing to save as long as `x` is not set, and takes nothing."""
+
+    x: int
+
+    def state_dict(self) -> Any:
+        return {"x": self.x}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise RuntimeError("not yet")
+
+
+@pytest.mark.parametrize("how", ["commit", "commit_async"])
+def test_what_a_state_dict_raises_says_whose_it_is(store, how):
+    with pytest.raises(AttributeError, match="no attribute 'x'") as caught:
+        getattr(store, how)({"data": {"loaders": [Unready()]}}, step=0)
+    assert caught.value.__notes__ == ["while asking 'data/loaders/0' for its state_dict()"]
+
+
+def test_what_a_load_state_dict_raises_says_whose_it_is(store):
+    loader = Unready()
+    loader.x = 1
+    store.commit({"loader": loader}, step=0)
+    with pytest.raises(RuntimeError, match="not yet") as caught:
+        store.checkout(0, into={"loader": loader})
+    assert caught.value.__notes__ == ["while giving 'loader' the commit's state in load_state_dict()"]
 
 
 def test_damage_is_never_loaded(store, tmp_path, committed):

@@ -394,6 +394,27 @@ def test_a_place_that_is_a_file(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("create", [True, False])
+@pytest.mark.parametrize("beneath", ["", "deep/er"])
+def test_a_place_that_is_a_link_to_nowhere(tmp_path, create, beneath):
+    link = tmp_path / "link"
+    link.symlink_to("gone")
+    with pytest.raises(StorageError, match=r"link is a link to gone, which is not there: make that folder, or"):
+        ckptstore.open(link / beneath, create=create)
+    (tmp_path / "gone").mkdir()
+    ckptstore.open(link / beneath).close()
+
+
+def test_a_relative_place_in_a_folder_that_was_deleted(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for place in ("rel", "s3:/rel"):
+        with pytest.raises(InvalidArgument, match=f"'{place}' is relative, and the working directory was deleted"):
+            ckptstore.open(place)
+    ckptstore.open(tmp_path / "store").close()
+
+
 @pytest.mark.parametrize("made", [None, "xxh3_128", "sha256"])
 def test_a_store_keeps_its_digest(tmp_path, made):
     with ckptstore.open(tmp_path / "store", digest=made) as store:
