@@ -150,10 +150,10 @@ class StateMismatch(StateError):
             listing("in the target but not in the commit", self.missing),
             listing("in the commit but not in the target", self.unexpected),
             _otherwise(self.different),
-            _wrapping(self.missing, self.unexpected),
-            _fresh(self.unexpected),
             _overlapping(self.different),
-            _lenient(self.missing, self.unexpected),
+            _wrapping(self.missing, self.unexpected)
+            or _fresh(self.unexpected)
+            or _lenient(self.missing, self.unexpected),
         ]
         details = "\n".join(part for part in parts if part)
         super().__init__(f"the target does not fit the commit; nothing was changed\n{details}")

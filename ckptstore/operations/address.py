@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex
 
@@ -100,7 +101,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, in which every key is text. Raises ValueError where that makes two keys one."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError(f"two keys of a dict are the same text in JSON, of {', '.join(found)}: name one otherwise")
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"two keys of a dict are {key!r} in JSON: name one otherwise")
     return found
 
 

@@ -20,6 +20,7 @@ class Needs:
         self._chunks = chunks
         self._needed: dict[str, set[str]] = defaultdict(set)
         self._holding: dict[bytes, list[str]] = defaultdict(list)
+        self._lost = chunks.catalog.lost()
         for pack in chunks.catalog.packs():
             for commit in chunks.catalog.users(pack.name):
                 self._needed[commit].add(pack.name)
@@ -29,7 +30,8 @@ class Needs:
     def check(self, commit: CommitRecord, written: Document, digests: Iterable[bytes]) -> Iterator[Problem]:
         """Looks again where something seems to be wrong: gc and repair may have been at it."""
         needed = self._needed[commit.id]
-        if not any(needed.isdisjoint(self._holding.get(digest, ())) for digest in digests):
+        held = (digest for digest in digests if digest in self._holding and commit.id not in self._lost.get(digest, ()))
+        if not any(needed.isdisjoint(self._holding[digest]) for digest in held):
             return
         if unheld := _unheld(self._chunks, commit.id, written):
             problem = f"{commit.label} is not known to need the packs of {len(unheld)} of its chunks"

@@ -210,7 +210,7 @@ class Fitting:
                 continue
             for path, other in self.overlapping:
                 if path in group:
-                    yield f"{path}: shares memory with {other} in the target, but not its bytes in the commit"
+                    yield f"{path}: shares memory with {other} in the target, and may have other bytes in the commit"
 
 
 def _content(entry: Entry) -> object:

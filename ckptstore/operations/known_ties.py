@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from ckptstore.format.manifest import Manifest
-from ckptstore.state.paths import segment
+from ckptstore.state.paths import root_of, segment
+from ckptstore.state.stateful import is_exact
 from ckptstore.state.tree import Flat
 
 _DICTS = frozenset({"dict", "OrderedDict"})
@@ -28,11 +29,16 @@ def with_known_ties(manifest: Manifest, flat: Flat) -> Manifest:
 
 
 def _known(manifest: Manifest, flat: Flat) -> Iterator[tuple[str, str]]:
-    """Path of such a leaf → path of the commit's. Names of the app state are the caller's own: these must be there."""
+    """Path of such a leaf → path of the commit's.
+
+    Names of the app state are the caller's own, and must be there. Who gets the commit's state whole gets that alone.
+    """
     for group in flat.aliases:
         there = [path for path in group if path in manifest.entries]
-        for path in set(group).difference(there) if there else ():
+        for path in group if there else ():
             above = path.rpartition("/")[0]
             container = manifest.containers.get(above)
-            if above and container is not None and container.kind in _DICTS:
+            owner = flat.owners.get(root_of(path, flat.owners))
+            lacking = path not in manifest.entries and (owner is None or is_exact(owner))
+            if lacking and above and container is not None and container.kind in _DICTS:
                 yield path, there[0]

@@ -14,7 +14,7 @@ from ckptstore.state.casts import can_cast
 from ckptstore.state.dtypes import torch_dtype
 from ckptstore.state.paths import join, segment, split
 from ckptstore.state.shards import is_sharded
-from ckptstore.state.steps import stepping
+from ckptstore.state.steps import loading
 from ckptstore.state.tensors import TensorLeaf
 
 _STEP = "step"
@@ -79,7 +79,7 @@ def _is_number(value: object) -> bool:
 
 def _other_shapes(owned: Ownership, root: str, optimizer: torch.optim.Optimizer) -> Iterator[str]:
     """State that one of torch's optimizers lacks, and could not step with."""
-    inner = stepping(optimizer)
+    inner = loading(optimizer)
     if inner is not None and _is_torchs(inner) and not _has_own_loading(inner):
         for path, entry, parameter in _lacked(owned, root):
             there, here = list(entry.shape), list(parameter.shape)

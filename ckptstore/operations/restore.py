@@ -24,6 +24,7 @@ from ckptstore.operations.ownership import Ownership, loaded_whole
 from ckptstore.operations.paths import chosen, require_matches
 from ckptstore.operations.ranks.groups import Seat
 from ckptstore.operations.ranks.rank_view import all_paths, own_paths, seen_from
+from ckptstore.operations.shared_memory import put
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.addresses import identity, same_place
 from ckptstore.state.arrays import Array, as_tracked_like
@@ -33,7 +34,7 @@ from ckptstore.state.containers import assign_children, open_container, require_
 from ckptstore.state.paths import is_within, join, segment
 from ckptstore.state.shards import is_sharded, part_of, regions_of
 from ckptstore.state.stateful import RNGState, StateDict, is_exact, noting, state_of
-from ckptstore.state.steps import stepping
+from ckptstore.state.steps import loading
 from ckptstore.state.tree import flatten_target, is_stateful
 from ckptstore.state.unflatten import unflatten
 from ckptstore.state.values import decode
@@ -71,29 +72,41 @@ def restore(
             require_classes(container, path, allow_pickle=allow_pickle)
     needed = owned.wanted | parameter_names(owned)
     values = load_values(chunks, needed, allow_pickle=allow_pickle, budget=budget)
-    fitting.check(values, _held(chunks, owned, fitting, budget))
+    held = _held(chunks, owned, fitting, budget, advance)
+    fitting.check(values, held)
     loaded = {path: value for path, value in values.items() if path in owned.wanted}
-    loaded |= _fill(chunks, owned, fitting, budget, advance)
+    loaded |= _fill(chunks, owned, fitting, held, budget, advance)
     _Handover(owned, fitting, loaded, allow_pickle).hand_over(into)
 
 
-def _held(chunks: ChunkStore, owned: Ownership, fitting: Fitting, budget: int | None) -> dict[str, Any]:
+def _held(
+    chunks: ChunkStore, owned: Ownership, fitting: Fitting, budget: int | None, advance: Advance
+) -> dict[str, Any]:
     """What the commit has for arrays that overlap in the target: only these bytes tell whether it can take them."""
     paths = {path for pair in fitting.overlapping for path in pair} - fitting.sharded.keys()
-    return load_arrays(chunks, {path: owned.wanted[path] for path in sorted(paths)}, {}, same=(), budget=budget)
+    entries = {path: entry for path, entry in owned.wanted.items() if path in paths}
+    return load_arrays(chunks, entries, {}, same=(), budget=budget, advance=advance)
 
 
 def _fill(
-    chunks: ChunkStore, owned: Ownership, fitting: Fitting, budget: int | None, advance: Advance
+    chunks: ChunkStore,
+    owned: Ownership,
+    fitting: Fitting,
+    held: Mapping[str, Array],
+    budget: int | None,
+    advance: Advance,
 ) -> dict[str, object]:
-    """Every wanted array, loaded; what is one memory in the target is filled once."""
+    """Every wanted array, loaded; what is one memory in the target is filled once, and not by several threads."""
     repeated = {path: group[0] for group in fitting.ties() for path in group[1:]}
-    entries = {path: entry for path, entry in owned.wanted.items() if path not in repeated}
+    entries = {path: entry for path, entry in owned.wanted.items() if path not in repeated and path not in held}
+    for path, array in held.items():
+        put(fitting.targets[path], array)
     regions = {path: regions_of(tensor, path) for path, tensor in fitting.sharded.items()}
     targets = fitting.targets | fitting.made | {path: part_of(tensor) for path, tensor in fitting.sharded.items()}
     arrays = load_arrays(
         chunks, entries, targets, same=owned.manifest.aliases, regions=regions, budget=budget, advance=advance
     )
+    arrays |= {path: fitting.targets[path] for path in held}
     return arrays | {path: arrays[first] for path, first in repeated.items()} | fitting.sharded
 
 
@@ -246,7 +259,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
 
     Hooks see the state that is cast, whatever other hooks or a subclass made of it, and put the bits right at once.
     """
-    hooked = stepping(optimizer)
+    hooked = loading(optimizer)
     if hooked is None:
         optimizer.load_state_dict(state)
         return

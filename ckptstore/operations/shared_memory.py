@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ckptstore.state.addresses import byte_range, elements, is_plain_memory, pointer, same_place, share_memory
-from ckptstore.state.arrays import Array, is_lazy
+from ckptstore.state.arrays import Array, as_opaque, is_lazy
 
 
 def tied(arrays: Mapping[str, Array]) -> list[list[str]]:
@@ -54,8 +54,13 @@ def agree(arrays: Sequence[Array], values: Sequence[Array]) -> bool:
     memory = np.empty(max(end for _, end in ranges) - low, np.uint8)
     views = [_placed(array, memory, low) for array in arrays]
     for view, value in zip(views, values, strict=True):
-        view[...] = elements(value)
-    return all(view.tobytes() == elements(value).tobytes() for view, value in zip(views, values, strict=True))
+        view[...] = _bits(value)
+    return all(np.array_equal(view, _bits(value)) for view, value in zip(views, values, strict=True))
+
+
+def put(array: Array, value: Array) -> None:
+    """Let an array hold a value of its own dtype, bit by bit, as `agree` tried it."""
+    _bits(array)[...] = _bits(value)
 
 
 def _is_alike(array: Array, value: Array) -> bool:
@@ -65,5 +70,9 @@ def _is_alike(array: Array, value: Array) -> bool:
 
 def _placed(array: Array, memory: np.ndarray[Any, Any], low: int) -> np.ndarray[Any, Any]:
     """The memory, in which the byte of the address `low` is the first, as the array shows it."""
-    seen = elements(array)
+    seen = _bits(array)
     return np.ndarray(seen.shape, seen.dtype, memory, pointer(array) - low, seen.strides)
+
+
+def _bits(array: Array) -> np.ndarray[Any, Any]:
+    return elements(array) if isinstance(array, torch.Tensor) else as_opaque(array)

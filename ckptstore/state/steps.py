@@ -45,23 +45,31 @@ def stepping(value: object) -> Optimizer | None:
 
     Of one that only passes another one's state on, as Accelerate's wrappers do, it is that one.
     """
+    inner = loading(value)
+    return inner if inner is not None and _runs_hooks(inner) else None
+
+
+def loading(value: object) -> Optimizer | None:
+    """The same of hooks that run when this one loads a state."""
     if not isinstance(value, Optimizer):
         return None
-    if _runs_hooks(value):
+    if _is_set_up(value):
         return value
-    inner = stepping(getattr(value, "optimizer", None))
+    inner = loading(getattr(value, "optimizer", None))
     passes_on = inner is not None and value.state is inner.state and value.param_groups is inner.param_groups
     return inner if passes_on else None
 
 
-def _runs_hooks(optimizer: Optimizer) -> bool:
-    """Whether its step is torch's, around its own; some that were never set up have only a place for hooks.
+def _is_set_up(optimizer: Optimizer) -> bool:
+    """Whether torch has wrapped its step; some that were never set up have only a place for hooks."""
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    return isinstance(hooks, OrderedDict) and getattr(type(optimizer).step, "hooked", False)
 
-    Torch takes its mark, `hooked`, for enough, which functools.wraps copies to a step that may run none.
-    """
-    hooks, step = getattr(optimizer, "_optimizer_step_pre_hooks", None), type(optimizer).step
-    file = getattr(getattr(step, "__code__", None), "co_filename", "")
-    return isinstance(hooks, OrderedDict) and hasattr(step, "hooked") and file == _FILE
+
+def _runs_hooks(optimizer: Optimizer) -> bool:
+    """Whether its step is torch's, around its own: functools.wraps copies torch's mark to one that may run none."""
+    code = getattr(type(optimizer).step, "__code__", None)
+    return getattr(code, "co_filename", "") == _FILE
 
 
 def is_within_one() -> bool:

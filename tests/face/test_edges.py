@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from ckptstore import (
 )
 from ckptstore.format import document
 from ckptstore.integrations.safetensors import export_safetensors
+from ckptstore.operations import load
+from ckptstore.operations.load import fill
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.equality import assert_same
 
@@ -230,6 +233,27 @@ def test_overlapping_targets_are_refused(store):
     assert not square.any()
 
 
+class Judging:
+    """Gets the commit's state whole."""
+
+    def __init__(self):
+        self.best = self.now = torch.zeros(4)
+        self.loaded: dict[str, Any] = {}
+
+    def state_dict(self):
+        return {"now": self.now, "best": self.best}
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
+def test_who_judges_its_state_gets_no_tie_of_its_own(store):
+    owner = Judging()
+    store.commit({"x": {"now": torch.ones(4)}}, step=0)
+    store.checkout(0, into={"x": owner})
+    assert list(owner.loaded) == ["now"]
+
+
 OVERLAPPING = {
     "a window": lambda: (whole := torch.randn(8, 8), whole[:4, :4], whole[0]),
     "views of one buffer": lambda: (flat := torch.randn(20), flat[:16].view(4, 4), flat[15:], flat[::3]),
@@ -254,6 +278,27 @@ def test_targets_that_overlap_take_what_they_were_committed_as(store, kind):
     with pytest.raises(StateMismatch, match="shares memory with"):
         store.checkout(1, into={"x": target})
     assert all(np.array_equal(as_array(target[key]), as_array(state[key])) for key in state)
+
+
+@pytest.mark.parametrize("level", ["none", "best"])
+def test_no_two_threads_fill_one_memory(tmp_path, monkeypatch, level):
+    """A chunk that rests on another one is made where it goes, in two steps."""
+    filled: list[Any] = []
+
+    def watched(chunks, jobs, **options):
+        filled.extend(job.target for job in jobs)
+        return fill(chunks, jobs, **options)
+
+    flat, target = torch.randn(9000), torch.zeros(9000)
+    monkeypatch.setattr(load, "fill", watched)
+    with ckptstore.open(tmp_path / "store", compression=level, chunk_bytes=4096) as store:
+        for step in range(3):
+            flat += 1e-4
+            store.commit({"flat": flat, "head": flat[:5000], "tail": flat[3000:]}, step=step)
+            store.checkout(step, into={"flat": target, "head": target[:5000], "tail": target[3000:]})
+            assert target.equal(flat)
+    ranges = sorted((array.data_ptr(), array.data_ptr() + array.nbytes) for array in filled[-3:])
+    assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
 
 
 def as_array(array):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -227,6 +227,22 @@ def test_an_optimizers_state_keeps_its_dtypes(store, steps_before):
     train(3, weight, optimizer)
     train(3, other, again)
     assert_same(other, weight)
+    assert_same(again.state_dict(), optimizer.state_dict())
+
+
+def test_state_keeps_its_dtypes_in_an_optimizer_whose_step_somebody_wrapped(store):
+    """As tools do that take times."""
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])  # torch marks the step of a class that was used
+
+    class Timed(torch.optim.AdamW):
+        step: Any = wraps(torch.optim.AdamW.step)(lambda self, closure=None: torch.optim.AdamW.step(self, closure))
+
+    weight, other = (nn.Parameter(torch.zeros(300).bfloat16()) for _ in range(2))
+    optimizer, again = Timed([weight]), Timed([other])
+    moments = {"exp_avg": torch.randn(300), "exp_avg_sq": torch.rand(300)}
+    optimizer.state[weight] = {"step": torch.tensor(3.0), **moments}
+    store.commit({"optim": optimizer}, step=0)
+    store.checkout(0, into={"optim": again})
     assert_same(again.state_dict(), optimizer.state_dict())
 
 

@@ -15,7 +15,7 @@ import torch
 import ckptstore
 from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CorruptData, InvalidArgument, MissingData, StorageError
-from ckptstore.operations import mend_packs
+from ckptstore.operations import check_needs, mend_packs
 from ckptstore.store import Store
 from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, assert_whole, files, site_of, state_of
 from ckptstore.testing.equality import assert_same
@@ -96,6 +96,18 @@ def test_damage_beside_the_payloads_loses_nothing(place, position):
             assert store.verify().ok
             assert_nothing_leaked(place)
             assert assert_whole(place) == {("main", step) for step in range(STEPS)}
+
+
+def test_verify_looks_again_only_where_more_than_a_lost_chunk_is_wrong(place, monkeypatch):
+    """Looking again takes a while for each commit, and a chunk may be lost for many."""
+    flip(oldest(place), 5000)
+    with site_of(place).open() as store:
+        lost = store.repair().lost
+        looked = []
+        monkeypatch.setattr(check_needs, "_unheld", lambda *_: looked.append(_))
+        problems = store.verify("catalog").problems
+    assert {leaf for problem in problems for leaf in problem.affected} == set(lost)
+    assert looked == []
 
 
 def test_a_flipped_bit_loses_one_chunk(place):
