@@ -138,6 +138,17 @@ def test_the_best_level_tries_planes_though_another_sample_promised_more_of_zstd
     assert encode(rows, Form(4), None, "best").codec == PLANES.number
 
 
+@pytest.mark.parametrize("count", [1 << 12, 1 << 13, 1 << 14, 1 << 15])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_level_is_never_larger_than_auto_where_a_sample_tells_little(count, seed):
+    draw = np.random.default_rng(seed)
+    for numbers in (draw.normal(0, 1e-3, count) ** 2, draw.gamma(0.5, 1e-6, count)):
+        for array in (numbers.astype("<f4"), halves_of(numbers.astype("<f4"))):
+            form = Form(array.itemsize, floating=True)
+            best, auto = (encode(raw_of(array), form, None, level) for level in ("best", "auto"))
+            assert len(best.payload) <= len(auto.payload)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_of_zeros_make_no_codec_seem_better_than_it_is(share, seed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -33,9 +33,14 @@ class Candidate(NamedTuple):
 
 
 def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort, reliance: float) -> list[Candidate]:
-    """What seems worth its time, the most promising first: three digits of a share are what a sample can tell."""
-    found = sorted(_candidates(raw, form, base, level, reliance), key=lambda each: float(f"{each.share:.2e}"))
-    return [candidate for candidate in found if candidate.share < worth(level)]
+    """What seems worth its time, the most promising first; what the level below would take is second, if not first.
+
+    So a level is not larger than the one below because a sample misled it.
+    """
+    plain, plans = _estimates(raw, form, level)
+    lower = _ranked(_usual(raw, form, base, level, reliance, plain, plans), level)
+    found = _ranked([*lower, *(_planned(plan, raw) for plan in plans[1:])], level)
+    return sorted(found, key=lambda each: (each is not found[0], each is not lower[0] if lower else False))
 
 
 def differs_little(raw: memoryview, form: Form, base: memoryview, reliance: float) -> bool:
@@ -49,14 +54,30 @@ def worth(level: Effort) -> float:
     return _MUCH if level == "light" else _WORTH
 
 
-def _candidates(
-    raw: memoryview, form: Form, base: memoryview | None, level: Effort, reliance: float
+def _ranked(found: Iterable[Candidate], level: Effort) -> list[Candidate]:
+    """By their shares, of which a sample can tell three digits."""
+    worthy = (candidate for candidate in found if candidate.share < worth(level))
+    return sorted(worthy, key=lambda each: float(f"{each.share:.2e}"))
+
+
+def _planned(plan: Plan, raw: memoryview) -> Candidate:
+    planes = Planes()
+    return Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw), _JOINED + plan.work)
+
+
+def _usual(
+    raw: memoryview,
+    form: Form,
+    base: memoryview | None,
+    level: Effort,
+    reliance: float,
+    plain: float,
+    plans: Sequence[Plan],
 ) -> Iterator[Candidate]:
-    zstd, planes, delta = Zstd(), Planes(), Delta()
-    plain, plans = _estimates(raw, form, level)
+    """One of each codec."""
+    zstd, delta = Zstd(), Delta()
     yield Candidate(zstd.number, plain, partial(zstd.encode, raw), _JOINED + CODED)
-    for plan in plans:
-        yield Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw), _JOINED + plan.work)
+    yield from (_planned(plan, raw) for plan in plans[:1])
     if plans and base is not None and len(base) == len(raw) and level in _RELYING:
         change = delta.plan(raw, form, base)
         if change.share < reliance * min(plain, plans[0].share):
