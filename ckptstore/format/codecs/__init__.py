@@ -68,9 +68,9 @@ def encode(
 
     "none" stores bytes as they are. "light" looks at zstd, and takes it where it halves them, "fast" at zstd and
     planes. "auto" and "best" look at the difference to `base` too, the raw bytes of an older chunk, and take it where
-    that is at most the share `reliance` of what the chunk takes alone. "best" takes the smaller of two encodings: the one
-    that seems best, and what "auto" would take, or else the next; unless the chunk is large, and a sample tells that
-    one to be larger than the first one seems, and comes out.
+    that is at most the share `reliance` of what the chunk takes alone. "best" takes the smaller of two encodings: what
+    seems best, and what "auto" would take, or else the next; unless the chunk is large, and a sample tells that one to
+    be larger than the first one seems, and comes out.
     """
     if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
         from ckptstore.format.codecs.choice import candidates, worth
