@@ -25,8 +25,6 @@ ANY_GAIN = 0.98
 _SMALLEST = 256
 _APART, _ABOUT = 1.005, 1.02
 """How exactly samples tell one size from another, and how exactly what a chunk takes."""
-_UNSURE = 1 << 17
-"""Of chunks of no more bytes samples tell too little to spare the second encoding, which takes little."""
 _HOMES = {0: "raw.Raw", 1: "zstd.Zstd", PLANES: "planes.Planes", DELTA: "delta.Delta", 4: "adam.Adam"}
 """Imported when a frame needs them, since some bring numpy."""
 
@@ -68,17 +66,17 @@ def encode(
 
     "none" stores bytes as they are. "light" looks at zstd, and takes it where it halves them, "fast" at zstd and
     planes. "auto" and "best" look at the difference to `base` too, the raw bytes of an older chunk, and take it where
-    that is at most the share `reliance` of what the chunk takes alone. "best" takes the smaller of two encodings: what
-    seems best, and what "auto" would take, or else the next; unless the chunk is large, and a sample tells that one to
-    be larger than the first one seems, and comes out.
+    that is at most the share `reliance` of what the chunk takes alone. "best" takes the smaller of the two
+    encodings that seem best, unless a sample tells the second one to be larger than the first one seems, and comes out;
+    of small chunks that of what "auto" would take is always one of them.
     """
     if level != "none" and _SMALLEST <= len(raw) <= MOST_ENCODED:
-        from ckptstore.format.codecs.choice import candidates, worth
+        from ckptstore.format.codecs.choice import UNSURE, candidates, worth
 
         smallest, size = None, worth(level) * len(raw)
         found = candidates(raw, form, base, level, reliance)[: 2 if level == "best" else 1]
         for each in found:
-            if smallest is not None and len(raw) > _UNSURE and _is_larger(each, found[0], size / len(raw)):
+            if smallest is not None and len(raw) > UNSURE and _is_larger(each, found[0], size / len(raw)):
                 break
             payload = each.encode()
             if len(payload) < size:

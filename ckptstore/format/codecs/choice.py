@@ -15,6 +15,8 @@ from ckptstore.format.codecs.planning import CODED
 from ckptstore.format.codecs.zstd import Zstd
 
 _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
+UNSURE = 1 << 17
+"""Of chunks of no more bytes samples tell too little to spare a second encoding, which takes little."""
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
 _MUCH = 0.5  # otherwise a fast disk has written a chunk before it is encoded
 _RELYING: tuple[Effort, ...] = ("auto", "best")
@@ -33,14 +35,16 @@ class Candidate(NamedTuple):
 
 
 def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effort, reliance: float) -> list[Candidate]:
-    """What seems worth its time, the most promising first; what the level below would take is second, if not first.
+    """What seems worth its time, the most promising first.
 
-    So a level is not larger than the one below because a sample misled it.
+    Of chunks of which a sample tells little, what a lower level would take is second, if not first.
     """
     plain, plans = _estimates(raw, form, level)
     lower = _ranked(_usual(raw, form, base, level, reliance, plain, plans), level)
     found = _ranked([*lower, *(_planned(plan, raw) for plan in plans[1:])], level)
-    return sorted(found, key=lambda each: (each is not found[0], each is not lower[0] if lower else False))
+    if len(raw) > UNSURE or not lower:
+        return found
+    return sorted(found, key=lambda each: (each is not found[0], each is not lower[0]))
 
 
 def differs_little(raw: memoryview, form: Form, base: memoryview, reliance: float) -> bool:
