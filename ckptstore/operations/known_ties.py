@@ -37,8 +37,8 @@ def _known(manifest: Manifest, flat: Flat) -> Iterator[tuple[str, str]]:
         there = [path for path in group if path in manifest.entries]
         for path in group if there else ():
             above = path.rpartition("/")[0]
-            container = manifest.containers.get(above)
+            both = [side.containers[above].kind for side in (manifest, flat) if above in side.containers]
             owner = flat.owners.get(root_of(path, flat.owners))
             lacking = path not in manifest.entries and (owner is None or is_exact(owner))
-            if lacking and above and container is not None and container.kind in _DICTS:
+            if lacking and above and len(both) > 1 and _DICTS.issuperset(both):
                 yield path, there[0]

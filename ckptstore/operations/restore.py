@@ -99,13 +99,13 @@ def _fill(
     """Every wanted array, loaded; what is one memory in the target is filled once, and not by several threads."""
     repeated = {path: group[0] for group in fitting.ties() for path in group[1:]}
     entries = {path: entry for path, entry in owned.wanted.items() if path not in repeated and path not in held}
-    for path, array in held.items():
-        put(fitting.targets[path], array)
     regions = {path: regions_of(tensor, path) for path, tensor in fitting.sharded.items()}
     targets = fitting.targets | fitting.made | {path: part_of(tensor) for path, tensor in fitting.sharded.items()}
     arrays = load_arrays(
         chunks, entries, targets, same=owned.manifest.aliases, regions=regions, budget=budget, advance=advance
     )
+    for path, array in held.items():
+        put(fitting.targets[path], array)
     arrays |= {path: fitting.targets[path] for path in held}
     return arrays | {path: arrays[first] for path, first in repeated.items()} | fitting.sharded
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ckptstore.state.addresses import byte_range, elements, is_plain_memory, pointer, same_place, share_memory
-from ckptstore.state.arrays import Array, as_opaque, is_lazy
+from ckptstore.state.arrays import Array, as_opaque, is_lazy, mark_changed
 
 
 def tied(arrays: Mapping[str, Array]) -> list[list[str]]:
@@ -60,6 +60,7 @@ def agree(arrays: Sequence[Array], values: Sequence[Array]) -> bool:
 
 def put(array: Array, value: Array) -> None:
     """Let an array hold a value of its own dtype, bit by bit, as `agree` tried it."""
+    mark_changed(array)
     _bits(array)[...] = _bits(value)
 
 

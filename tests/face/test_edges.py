@@ -21,6 +21,7 @@ from ckptstore import (
     CatalogError,
     GcRefused,
     InvalidArgument,
+    MissingData,
     StateError,
     StateMismatch,
     StepNotFound,
@@ -278,6 +279,30 @@ def test_targets_that_overlap_take_what_they_were_committed_as(store, kind):
     with pytest.raises(StateMismatch, match="shares memory with"):
         store.checkout(1, into={"x": target})
     assert all(np.array_equal(as_array(target[key]), as_array(state[key])) for key in state)
+
+
+def test_torch_hears_of_what_a_checkout_puts_into_tensors_that_overlap(store):
+    """So that autograd does, and commits in the background."""
+    flat = torch.ones(8, requires_grad=True)
+    store.commit({"flat": torch.zeros(8), "head": torch.zeros(4)}, step=0)
+    loss = (flat * flat).sum()
+    store.checkout(0, into={"flat": flat.detach(), "head": flat.detach()[:4]})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_tensors_that_overlap_stay_as_they_were_when_another_one_is_lost(tmp_path):
+    """As all do, since nothing is read before it is known where it lies."""
+    flat, other = torch.zeros(3000), torch.zeros(3000)
+    with ckptstore.open(tmp_path / "store") as store:
+        store.commit({"flat": torch.ones(3000), "head": torch.ones(1000)}, step=0)
+        store.commit({"flat": torch.ones(3000), "head": torch.ones(1000), "other": torch.rand(3000)}, step=1)
+        newest = store._parts.catalog.packs()[-1].name
+        (tmp_path / "store" / "packs" / newest[:2] / f"{newest}.pack").unlink()
+        store.repair()
+        with pytest.raises(MissingData):
+            store.checkout(1, into={"flat": flat, "head": flat[:1000], "other": other})
+    assert not flat.any()
 
 
 @pytest.mark.parametrize("level", ["none", "best"])
