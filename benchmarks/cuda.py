@@ -25,8 +25,8 @@ from benchmarks.figures import BARE, CUDA, OWN, PEER
 from benchmarks.measuring import Samples, copies, copy_all, remove
 from benchmarks.report import Report, add_files
 from benchmarks.tools import Dcp, Tensors
-from ckptstore.state.cuda import CudaLane
-from ckptstore.state.fingerprints import fingerprints, prepare
+from ckptstore.state.devices.cuda import CudaLane
+from ckptstore.state.devices.fingerprints import fingerprints, prepare
 
 ROOMS = "room on the device", "no room"
 LARGE, SMALL = 600, 300

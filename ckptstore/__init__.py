@@ -65,15 +65,22 @@ if TYPE_CHECKING:
     from ckptstore.format.manifest import Container, TensorEntry, ValueEntry
     from ckptstore.manager.manager import CheckpointManager
     from ckptstore.manager.saving import Moment, SaveAt, SaveEvery, SaveEverySeconds, SaveIf, SavePolicy
+    from ckptstore.operations.collecting.gc import GcPlan, GcReport
+    from ckptstore.operations.collecting.retention import (
+        KeepBest,
+        KeepEvery,
+        KeepEverySeconds,
+        KeepIf,
+        KeepLast,
+        Policy,
+    )
+    from ckptstore.operations.committing.handles import CommitHandle
     from ckptstore.operations.diff import Change, Diff, Numbers
-    from ckptstore.operations.gc import GcPlan, GcReport
-    from ckptstore.operations.handles import CommitHandle
+    from ckptstore.operations.mending.rebuild import LeftOut, RebuildReport
+    from ckptstore.operations.mending.repair import RepairPlan, RepairReport
     from ckptstore.operations.problem import Problem
-    from ckptstore.operations.rebuild import LeftOut, RebuildReport
-    from ckptstore.operations.repair import RepairPlan, RepairReport
-    from ckptstore.operations.retention import KeepBest, KeepEvery, KeepEverySeconds, KeepIf, KeepLast, Policy
     from ckptstore.operations.structure import Restructured, Retied
-    from ckptstore.operations.verify import VerifyReport
+    from ckptstore.operations.verifying.verify import VerifyReport
     from ckptstore.operations.view import ManifestView
     from ckptstore.state.stateful import RNGState, StateDict
     from ckptstore.store import Store
@@ -171,20 +178,20 @@ _ELSEWHERE = {
     "Change": "operations.diff:Change",
     "CheckpointManager": "manager.manager:CheckpointManager",
     "Commit": "catalog.records:CommitRecord",
-    "CommitHandle": "operations.handles:CommitHandle",
+    "CommitHandle": "operations.committing.handles:CommitHandle",
     "Container": "format.manifest:Container",
     "Diff": "operations.diff:Diff",
-    "GcPlan": "operations.gc:GcPlan",
-    "GcReport": "operations.gc:GcReport",
-    "KeepBest": "operations.retention:KeepBest",
-    "KeepEvery": "operations.retention:KeepEvery",
-    "KeepEverySeconds": "operations.retention:KeepEverySeconds",
-    "KeepIf": "operations.retention:KeepIf",
-    "KeepLast": "operations.retention:KeepLast",
+    "GcPlan": "operations.collecting.gc:GcPlan",
+    "GcReport": "operations.collecting.gc:GcReport",
+    "KeepBest": "operations.collecting.retention:KeepBest",
+    "KeepEvery": "operations.collecting.retention:KeepEvery",
+    "KeepEverySeconds": "operations.collecting.retention:KeepEverySeconds",
+    "KeepIf": "operations.collecting.retention:KeepIf",
+    "KeepLast": "operations.collecting.retention:KeepLast",
     "ManifestView": "operations.view:ManifestView",
     "Moment": "manager.saving:Moment",
     "Numbers": "operations.diff:Numbers",
-    "Policy": "operations.retention:Policy",
+    "Policy": "operations.collecting.retention:Policy",
     "Problem": "operations.problem:Problem",
     "RNGState": "state.stateful:RNGState",
     "Run": "catalog.records:RunRecord",
@@ -198,13 +205,13 @@ _ELSEWHERE = {
     "Store": "store:Store",
     "TensorEntry": "format.manifest:TensorEntry",
     "ValueEntry": "format.manifest:ValueEntry",
-    "LeftOut": "operations.rebuild:LeftOut",
-    "RepairPlan": "operations.repair:RepairPlan",
-    "RepairReport": "operations.repair:RepairReport",
+    "LeftOut": "operations.mending.rebuild:LeftOut",
+    "RepairPlan": "operations.mending.repair:RepairPlan",
+    "RepairReport": "operations.mending.repair:RepairReport",
     "Restructured": "operations.structure:Restructured",
     "Retied": "operations.structure:Retied",
-    "RebuildReport": "operations.rebuild:RebuildReport",
-    "VerifyReport": "operations.verify:VerifyReport",
+    "RebuildReport": "operations.mending.rebuild:RebuildReport",
+    "VerifyReport": "operations.verifying.verify:VerifyReport",
     "change_key": "administering:change_key",
     "open": "store:open_store",
     "rebuild_catalog": "administering:rebuild_catalog",

@@ -12,7 +12,7 @@ from ckptstore.format import document, version
 from ckptstore.opening.catalogs import CATALOG_FILE, catalog_url, check_catalog_present, has_another
 from ckptstore.opening.documents import fill
 from ckptstore.opening.settings import existing_config
-from ckptstore.operations.rebuild import RebuildReport
+from ckptstore.operations.mending.rebuild import RebuildReport
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.storage import open_storage
 from ckptstore.unlocking import KeyFile, change_passphrase, unlock

@@ -7,13 +7,16 @@ from typing import Self
 from ckptstore.browsing import Browsing
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import InvalidArgument
-from ckptstore.operations import address, gc, push, repair, tags, verify
+from ckptstore.operations import address, push, tags
 from ckptstore.operations.address import Ref
-from ckptstore.operations.gc import GcPlan, GcReport
-from ckptstore.operations.gc_terms import DEFAULT_GRACE, DEFAULT_MOST
-from ckptstore.operations.repair import RepairPlan, RepairReport
-from ckptstore.operations.retention import Policy
-from ckptstore.operations.verify import Level, Scope, VerifyReport
+from ckptstore.operations.collecting import gc
+from ckptstore.operations.collecting.gc import GcPlan, GcReport
+from ckptstore.operations.collecting.retention import Policy
+from ckptstore.operations.collecting.terms import DEFAULT_GRACE, DEFAULT_MOST
+from ckptstore.operations.mending import repair
+from ckptstore.operations.mending.repair import RepairPlan, RepairReport
+from ckptstore.operations.verifying import verify
+from ckptstore.operations.verifying.verify import Level, Scope, VerifyReport
 from ckptstore.progress import ProgressCallback
 
 

@@ -21,14 +21,14 @@ from ckptstore.keeping import Keeping
 from ckptstore.opening import open_parts
 from ckptstore.operations import address, history
 from ckptstore.operations.address import Ref
-from ckptstore.operations.background import Background, WhenBusy
+from ckptstore.operations.committing.background import Background, WhenBusy
+from ckptstore.operations.committing.preloading import import_committing, import_staging
 from ckptstore.operations.paths import as_globs
-from ckptstore.operations.preloading import import_committing, import_staging
 from ckptstore.operations.view import Views
 from ckptstore.progress import ProgressCallback, meter
 
 if TYPE_CHECKING:
-    from ckptstore.operations.handles import CommitHandle
+    from ckptstore.operations.committing.handles import CommitHandle
     from ckptstore.operations.ranks.groups import Group
     from ckptstore.operations.ranks.wishes import Wish
 
@@ -308,9 +308,9 @@ class Store(Keeping):
             CorruptData: stored bytes are damaged; with `skip_damaged`, those of every leaf. Objects of `into` may be
                 partly loaded then.
         """
-        from ckptstore.operations.checkout import checkout
+        from ckptstore.operations.loading.checkout import checkout
+        from ckptstore.operations.loading.restore import restore
         from ckptstore.operations.ranks.groups import seat
-        from ckptstore.operations.restore import restore
 
         view = self._views.of(self._find(step))
         globs = as_globs(paths)
@@ -355,7 +355,7 @@ class Store(Keeping):
             BudgetTooSmall: one chunk does not fit into the given budget.
             CorruptData: stored bytes are damaged.
         """
-        from ckptstore.operations.read import read
+        from ckptstore.operations.loading.read import read
 
         view = self._views.of(self._find(step))
         if out is not None:  # which may be of the state that is being committed

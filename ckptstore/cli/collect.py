@@ -15,8 +15,8 @@ from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
     from ckptstore.catalog.records import CommitRecord
-    from ckptstore.operations.gc import GcPlan, GcReport
-    from ckptstore.operations.retention import KeepBest, Policy
+    from ckptstore.operations.collecting.gc import GcPlan, GcReport
+    from ckptstore.operations.collecting.retention import KeepBest, Policy
 
 _BEST = "METRIC[:max][:N]"
 _PLAN = (Column("STEP", right=True), Column("PLAN"), Column("WHY", fold=True), Column("NEW", right=True))
@@ -66,8 +66,8 @@ def gc(
     deleted. Then frees what no commit of any run needs: what is deleted now, by a gc after the grace is over. Packs of
     which commits need less than half are rewritten.
     """
-    from ckptstore.operations.gc import check_share
-    from ckptstore.operations.gc_terms import DEFAULT_GRACE, DEFAULT_MOST
+    from ckptstore.operations.collecting.gc import check_share
+    from ckptstore.operations.collecting.terms import DEFAULT_GRACE, DEFAULT_MOST
 
     policy = _policy(keep_last, keep_every, keep_every_seconds, keep_best)
     with place.open(any_run=policy is None) as store, progress_bar() as progress:
@@ -86,7 +86,7 @@ def gc(
 
 
 def _policy(last: int | None, every: int | None, seconds: float | None, best: tuple[str, ...]) -> Policy | None:
-    from ckptstore.operations.retention import KeepEvery, KeepEverySeconds, KeepLast
+    from ckptstore.operations.collecting.retention import KeepEvery, KeepEverySeconds, KeepLast
 
     policies: list[Policy] = [_keep_best(wish) for wish in best]
     if last is not None:
@@ -99,7 +99,7 @@ def _policy(last: int | None, every: int | None, seconds: float | None, best: tu
 
 
 def _keep_best(wish: str) -> KeepBest:
-    from ckptstore.operations.retention import KeepBest
+    from ckptstore.operations.collecting.retention import KeepBest
 
     rest, _, last = wish.rpartition(":")
     wish, count = (rest, int(last)) if rest and last.isdecimal() and len(last) <= text.MOST_DIGITS else (wish, 1)

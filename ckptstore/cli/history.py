@@ -180,7 +180,7 @@ def _print_tags(store: Store, *, changed: str | None, as_json: bool) -> None:
 @click.argument("step", nargs=-1, required=True)
 def rm(place: Place, *, step: tuple[str, ...], as_json: bool) -> None:
     """Delete commits. They can be restored until a gc finds them deleted for longer than its grace."""
-    from ckptstore.operations.gc_terms import DEFAULT_GRACE
+    from ckptstore.operations.collecting.terms import DEFAULT_GRACE
 
     with place.open(*step) as store:
         found = {commit.id: commit for commit in map(store.find, step)}

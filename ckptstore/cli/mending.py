@@ -16,7 +16,7 @@ from ckptstore.cli.place import Place, store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
-    from ckptstore.operations.repair import RepairPlan, RepairReport
+    from ckptstore.operations.mending.repair import RepairPlan, RepairReport
 
 _LOST = (Column("STAYS DAMAGED", fold=True),)
 _MOST_LOST = 20

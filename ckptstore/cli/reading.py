@@ -118,7 +118,7 @@ def _arrays(store: Store, leaves: Mapping[str, Entry], index: Any) -> dict[str, 
     arrays = {path: entry for path, entry in leaves.items() if isinstance(entry, TensorEntry)}
     if not arrays:
         return {}
-    from ckptstore.operations.read import read_arrays
+    from ckptstore.operations.loading.read import read_arrays
 
     found = read_arrays(store._parts, arrays, index, budget=None)  # noqa: SLF001 - what it is made of
     return {path: _printable(array) for path, array in found.items()}

@@ -17,7 +17,7 @@ from ckptstore.cli.table import Column
 if TYPE_CHECKING:
     from ckptstore.catalog.records import CatalogStats, RunRecord
     from ckptstore.operations.problem import Problem
-    from ckptstore.operations.verify import Level, VerifyReport
+    from ckptstore.operations.verifying.verify import Level, VerifyReport
 
 _PROBLEMS = (Column("OBJECT", fold=True), Column("PROBLEM", fold=True), Column("AFFECTED", fold=True))
 _LEFT_OUT = (Column("LEFT OUT", fold=True), Column("WHY", fold=True))

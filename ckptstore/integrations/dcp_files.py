@@ -24,7 +24,7 @@ from ckptstore.integrations.named import built_at, entries_at
 from ckptstore.integrations.new_files import new_folder
 from ckptstore.integrations.trees import KeyPath, tree
 from ckptstore.operations.address import Ref
-from ckptstore.operations.load import load_arrays, load_values
+from ckptstore.operations.loading.load import load_arrays, load_values
 from ckptstore.operations.view import ManifestView
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.state.paths import split

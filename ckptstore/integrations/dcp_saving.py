@@ -24,7 +24,7 @@ from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, groups
 from ckptstore.errors import StateError, StorageError
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.operations.load import load_arrays
+from ckptstore.operations.loading.load import load_arrays
 from ckptstore.state.dtypes import torch_dtype
 from ckptstore.state.new_arrays import finish
 

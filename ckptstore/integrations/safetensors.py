@@ -23,7 +23,7 @@ from ckptstore.integrations.safetensors_files import DTYPES, FORMAT, PACKED, rea
 from ckptstore.integrations.safetensors_layout import laid_out
 from ckptstore.integrations.safetensors_names import file_names, nested
 from ckptstore.operations.address import Ref
-from ckptstore.operations.pour import pour
+from ckptstore.operations.loading.pour import pour
 from ckptstore.operations.view import ManifestView
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.state.paths import matches, segment

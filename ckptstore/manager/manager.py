@@ -16,9 +16,9 @@ from ckptstore.manager.saves import Saves
 from ckptstore.manager.saving import Moment, SavePolicy, as_policy
 from ckptstore.manager.upkeep import Upkeep
 from ckptstore.operations.address import Ref, check_step
-from ckptstore.operations.gc_terms import DEFAULT_GRACE, check_terms
+from ckptstore.operations.collecting.retention import KeepBest, KeepLast, Policy, kept_by
+from ckptstore.operations.collecting.terms import DEFAULT_GRACE, check_terms
 from ckptstore.operations.paths import as_globs
-from ckptstore.operations.retention import KeepBest, KeepLast, Policy, kept_by
 from ckptstore.progress import ProgressCallback
 from ckptstore.store import Store
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ckptstore.operations.handles import CommitHandle
+from ckptstore.operations.committing.handles import CommitHandle
 
 
 @dataclass(frozen=True, slots=True)

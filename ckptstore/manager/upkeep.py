@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from ckptstore.locks import Lock
-from ckptstore.operations.handles import start_thread
+from ckptstore.operations.committing.handles import start_thread
 
 
 class Upkeep:

@@ -18,7 +18,7 @@ from ckptstore.format import version
 from ckptstore.format.sealing import Sealer
 from ckptstore.format.version import StoreConfig
 from ckptstore.opening.catalogs import CATALOG_FILE
-from ckptstore.operations.rebuild import RebuildReport, rebuild
+from ckptstore.operations.mending.rebuild import RebuildReport, rebuild
 from ckptstore.storage.base import Storage
 from ckptstore.storage.failures import write_error
 from ckptstore.storage.wrappers import ReadOnly

@@ -19,7 +19,7 @@ from ckptstore.format.grid import Grid, Index, extents
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.format.selection import select_box
 from ckptstore.operations.diff import Change, Diff, Numbers
-from ckptstore.operations.load import Filling, fill
+from ckptstore.operations.loading.load import Filling, fill
 from ckptstore.progress import ProgressCallback, meter
 from ckptstore.state.arrays import Array
 from ckptstore.state.dtypes import known_numpy_dtype, known_torch_dtype

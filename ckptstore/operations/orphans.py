@@ -21,11 +21,11 @@ from ckptstore.format.document import PREFIX as MANIFESTS
 from ckptstore.format.document import Document, is_document_key
 from ckptstore.format.envelope import is_sealed
 from ckptstore.format.packs import PREFIX as PACKS
-from ckptstore.operations.check_tags import unknown_tags
 from ckptstore.operations.footers import pack_name, read_any_pack
 from ckptstore.operations.manifests import document_digests, missing_digests
 from ckptstore.operations.problem import DAMAGE, OLDER
 from ckptstore.operations.tags import tag_keys
+from ckptstore.operations.verifying.tags import unknown_tags
 from ckptstore.storage.base import ObjectInfo, Storage
 
 _BRING_BACK = "from a copy and rebuild the catalog, or remove it"

@@ -20,10 +20,10 @@ from ckptstore.format.document import Origin
 from ckptstore.format.forms import named_form
 from ckptstore.format.manifest import Entry, Manifest, TensorEntry, check_consistent, chunk_digests, chunk_sizes
 from ckptstore.operations.commit_copies import CommitCopies
+from ckptstore.operations.committing.lineage import Lineage
+from ckptstore.operations.committing.publish import make_commit, new_commit
 from ckptstore.operations.history import Draft, commit_at
-from ckptstore.operations.lineage import Lineage
 from ckptstore.operations.manifests import any_document
-from ckptstore.operations.publish import make_commit, new_commit
 from ckptstore.progress import ProgressCallback, meter
 
 _BATCH_BYTES = 64 << 20

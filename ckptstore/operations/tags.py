@@ -26,9 +26,9 @@ from ckptstore.errors import (
 from ckptstore.format import tagging
 from ckptstore.format.tagging import TagDocument
 from ckptstore.operations.address import check_name
+from ckptstore.operations.committing.publish import discard
 from ckptstore.operations.in_threads import each
 from ckptstore.operations.problem import DAMAGE
-from ckptstore.operations.publish import discard
 from ckptstore.operations.session import writing_session
 
 _COMMIT = re.compile(r"[0-9a-f]{32}")

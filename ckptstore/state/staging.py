@@ -19,8 +19,8 @@ from ckptstore.format.manifest import Value
 from ckptstore.state.addresses import lacks_address
 from ckptstore.state.arrays import Array, as_tracked, is_row_major, plain_bytes
 from ckptstore.state.clones import clone
-from ckptstore.state.device_leaf import DeviceLeaf
-from ckptstore.state.device_staging import DeviceStager
+from ckptstore.state.devices.leaf import DeviceLeaf
+from ckptstore.state.devices.staging import DeviceStager
 from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.lending import Lender, LiveLeaf, live_leaf
 from ckptstore.state.optimizers import Owned, changed_by_calls

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ckptstore.state import lanes
+from ckptstore.state.devices import lanes
 
 _GARBAGE = 0xA5
 

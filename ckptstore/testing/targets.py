@@ -33,11 +33,11 @@ from ckptstore.format.manifest import (
     entry_bytes,
     logical_bytes,
 )
-from ckptstore.operations.checkout import checkout
 from ckptstore.operations.diff import compare_commits
-from ckptstore.operations.load import load_arrays
+from ckptstore.operations.loading.checkout import checkout
+from ckptstore.operations.loading.load import load_arrays
+from ckptstore.operations.loading.restore import restore
 from ckptstore.operations.ranks.groups import Seat
-from ckptstore.operations.restore import restore
 from ckptstore.operations.view import ManifestView
 from ckptstore.state.arrays import chunk_bytes
 from ckptstore.state.tensors import TensorLeaf

@@ -45,7 +45,7 @@ def test_torch_is_not_imported_to_look_at_a_store(url):
         run("gc", "{url}", "--yes")
         """
     )
-    assert "ckptstore.operations.gc" in loaded
+    assert "ckptstore.operations.collecting.gc" in loaded
     assert not loaded & {"torch", "numpy", "safetensors", "alembic", "fsspec", "rich.console", "rich.progress"}
 
 

@@ -154,7 +154,7 @@ def test_gc_refuses_to_delete_nearly_all_unseen(tmp_path, run, asked):
 
 
 def test_the_defaults_that_help_tells(run):
-    from ckptstore.operations.gc_terms import DEFAULT_GRACE, DEFAULT_MOST
+    from ckptstore.operations.collecting.terms import DEFAULT_GRACE, DEFAULT_MOST
 
     text = " ".join(run("gc", "--help").stdout.split())
     assert f"[default: {DEFAULT_GRACE:.0f}]" in text and f"[default: {DEFAULT_MOST}]" in text
@@ -187,7 +187,7 @@ def test_the_choices_are_those_of_the_store():
     from ckptstore.cli import place
     from ckptstore.cli.upkeep import CHUNK_BYTES, DIGESTS, LEVELS
     from ckptstore.format import digests, version
-    from ckptstore.operations.verify import Level
+    from ckptstore.operations.verifying.verify import Level
 
     assert get_args(Level) == LEVELS
     assert place.DEFAULT_RUN == store.DEFAULT_RUN

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import ckptstore
-from ckptstore.state.cuda import CudaLane, cuda_lane
+from ckptstore.state.devices.cuda import CudaLane, cuda_lane
 from ckptstore.testing.equality import assert_same
 
 pytestmark = [

@@ -29,14 +29,14 @@ import ckptstore
 from ckptstore import BudgetTooSmall, CommitInFlight, CorruptData, KeepLast, StateError
 from ckptstore.chunkstore import jobs, windows, writer
 from ckptstore.operations.ranks.ranks import Ranks
-from ckptstore.state.copies import Copies
-from ckptstore.state.device_staging import _LaneStager
-from ckptstore.state.fingerprints import fingerprints
-from ckptstore.state.looks import Learned, Look
+from ckptstore.state.devices.copy_targets import CopyTargets
+from ckptstore.state.devices.fingerprints import fingerprints
+from ckptstore.state.devices.looks import Learned, Look
+from ckptstore.state.devices.shadows import Shadows
+from ckptstore.state.devices.staging import _LaneStager
+from ckptstore.state.devices.uploads import Uploads
 from ckptstore.state.new_arrays import allocate, finish
-from ckptstore.state.shadows import Shadows
 from ckptstore.state.staging import Staged
-from ckptstore.state.uploads import Uploads
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.lanes import FakeDevices, FakeLane, FakeMark
 from ckptstore.testing.states import TORCH_DTYPES
@@ -113,7 +113,7 @@ def test_the_fake_device_tells_when_an_order_is_missing(tmp_path, monkeypatch, l
 
 def test_the_fake_device_tells_when_nobody_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "ckptstore.state.device_leaf._arrived", lambda group: [content.numpy().data for content in group.contents]
+        "ckptstore.state.devices.leaf._arrived", lambda group: [content.numpy().data for content in group.contents]
     )
     assert any(steps_that_differ(tmp_path / str(seed), FakeDevices(seed)) for seed in range(20))
 
@@ -257,7 +257,7 @@ def test_what_is_brought_into_order_takes_no_memory_once_it_is_copied(store, mon
         left.append(sum(row() is not None for row in made))
         bring(look)
 
-    monkeypatch.setattr("ckptstore.state.device_staging.as_row_major", ordered)
+    monkeypatch.setattr("ckptstore.state.devices.staging.as_row_major", ordered)
     monkeypatch.setattr(Look, "bring", brought)
     with FakeDevices() as devices, running_at_once(monkeypatch):
         state = {str(at): devices.put(torch.rand(30, 40).t()) for at in range(3)}
@@ -273,7 +273,7 @@ def test_what_is_refused_while_a_graph_is_captured_changes_nothing(store, monkey
     def unwanted(_: torch.device) -> None:
         pytest.fail("compiling would spoil what is captured")
 
-    def observed(tensors: list[Tensor], copies: Copies) -> Tensor:
+    def observed(tensors: list[Tensor], copies: CopyTargets) -> Tensor:
         asked.append(copies.firsts)
         return fingerprints(tensors, copies)
 
@@ -287,13 +287,13 @@ def test_what_is_refused_while_a_graph_is_captured_changes_nothing(store, monkey
         store.commit_async(state, step=1).result()
         with monkeypatch.context() as capturing, pytest.raises(StateError):
             capturing.setattr(FakeLane, "follow", captured)
-            capturing.setattr("ckptstore.state.device_staging.prepare", unwanted)
+            capturing.setattr("ckptstore.state.devices.staging.prepare", unwanted)
             store.commit_async(state, step=2)
         with monkeypatch.context() as capturing, pytest.raises(StateError):
             capturing.setattr(FakeLane, "follow", captured)
-            capturing.setattr("ckptstore.state.device_staging.prepare", unwanted)
+            capturing.setattr("ckptstore.state.devices.staging.prepare", unwanted)
             store.commit(state, step=2)
-        monkeypatch.setattr("ckptstore.state.device_staging.fingerprints", observed)
+        monkeypatch.setattr("ckptstore.state.devices.staging.fingerprints", observed)
         store.commit_async(state, step=3).result()
     assert asked == [[0]]
 
@@ -321,7 +321,7 @@ def test_training_does_not_wait_for_a_kernel_that_is_compiled(store, monkeypatch
         raise UserWarning("Triton does not work")  # which may be an error, with which a commit has nothing to do
 
     happened, gate = list[str](), threading.Event()
-    monkeypatch.setattr("ckptstore.state.device_staging.prepare", prepared)
+    monkeypatch.setattr("ckptstore.state.devices.staging.prepare", prepared)
     with FakeDevices() as devices:
         handle = store.commit_async({"x": devices.put(numbers())}, step=0)
         happened.append("returned")
@@ -331,13 +331,13 @@ def test_training_does_not_wait_for_a_kernel_that_is_compiled(store, monkeypatch
 
 
 def test_a_first_call_gives_the_device_nothing_but_copies(store, monkeypatch):
-    def observed(tensors: list[Tensor], copies: Copies | None = None) -> Tensor:
+    def observed(tensors: list[Tensor], copies: CopyTargets | None = None) -> Tensor:
         happened.append("observed")
         assert gate.wait(60)
         return fingerprints(tensors, copies)
 
     happened, gate = list[str](), threading.Event()
-    monkeypatch.setattr("ckptstore.state.device_staging.fingerprints", observed)
+    monkeypatch.setattr("ckptstore.state.devices.staging.fingerprints", observed)
     with FakeDevices() as devices, running_at_once(monkeypatch):
         state = {"x": devices.put(numbers())}
         handle = store.commit_async(state, step=0)
@@ -356,7 +356,7 @@ def test_what_a_device_cannot_tell_later_for_want_of_memory_is_new_next_time(sto
     with FakeDevices() as devices:
         lane, state = devices.lanes[0], {"x": devices.put(numbers())}
         with monkeypatch.context() as patched:
-            patched.setattr("ckptstore.state.device_staging._compute_fingerprints", full)
+            patched.setattr("ckptstore.state.devices.staging._compute_fingerprints", full)
             store.commit_async(state, step=0).result()
         crossed = []
         for step in range(1, 4):
@@ -387,7 +387,7 @@ def test_what_was_copied_for_a_commit_that_looked_at_nothing_is_copied_again(sto
 
 def test_who_waits_for_commits_waits_for_the_kernel_at_the_second_one(store, monkeypatch):
     happened = list[str]()
-    monkeypatch.setattr("ckptstore.state.device_staging.prepare", lambda _: happened.append("prepared"))
+    monkeypatch.setattr("ckptstore.state.devices.staging.prepare", lambda _: happened.append("prepared"))
     with FakeDevices() as devices:
         for step in range(2):
             store.commit({"x": devices.put(numbers(step))}, step=step)
@@ -399,7 +399,7 @@ def test_a_device_without_memory_for_torchs_operations_gets_the_kernel_all_the_s
         raise torch.OutOfMemoryError("full")
 
     happened = list[str]()
-    monkeypatch.setattr("ckptstore.state.device_staging.prepare", lambda _: happened.append("prepared"))
+    monkeypatch.setattr("ckptstore.state.devices.staging.prepare", lambda _: happened.append("prepared"))
     monkeypatch.setattr(FakeLane, "submit", full)
     with FakeDevices() as devices:
         for step in range(2):
@@ -631,7 +631,7 @@ def test_whoever_waited_for_a_commit_that_failed_spoils_no_later_one(store, monk
     with FakeDevices(seed) as devices:
         lane, tensor = devices.lanes[0], devices.put(numbers())
         with monkeypatch.context() as broken:
-            broken.setattr("ckptstore.operations.commit.commit", fail)
+            broken.setattr("ckptstore.operations.committing.commit.commit", fail)
             handle = store.commit_async({"x": tensor}, step=0)
             with pytest.raises(ckptstore.StorageFull):
                 handle.result()
@@ -652,7 +652,7 @@ def test_a_commit_that_is_interrupted_while_it_stages_spoils_no_later_one(store,
         store.commit_async({"x": tensor}, step=0).result()
         lane.room = -1
         with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
-            broken.setattr("ckptstore.state.device_staging._Begun.missing", interrupt)
+            broken.setattr("ckptstore.state.devices.staging._Begun.missing", interrupt)
             store.commit_async({"x": tensor}, step=1)
         store.delete(0)
         store.gc(KeepLast(1), grace=0, most=1)
@@ -696,7 +696,7 @@ def watching_memory(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[in
 
 
 @pytest.mark.parametrize(
-    "what", ["ckptstore.state.staging.Staged.prepare", "ckptstore.state.device_staging._compute_fingerprints"]
+    "what", ["ckptstore.state.staging.Staged.prepare", "ckptstore.state.devices.staging._compute_fingerprints"]
 )
 def test_a_first_commit_that_failed_leaves_no_memory_to_the_collector(store, monkeypatch, what):
     def fail(*_: object) -> None:
@@ -873,7 +873,7 @@ def test_a_fork_frees_nothing_of_a_device(tmp_path, monkeypatch, room, when):
         state = {"x": devices.put(numbers())}
         store.commit_async(state, step=0).result()
         if when == "under way":
-            monkeypatch.setattr("ckptstore.operations.commit.commit", wait)
+            monkeypatch.setattr("ckptstore.operations.committing.commit.commit", wait)
             store.commit_async(state, step=1)
             assert under_way.wait(60)
         gc.collect()

@@ -31,8 +31,8 @@ from ckptstore import (
 )
 from ckptstore.format import document
 from ckptstore.integrations.safetensors import export_safetensors
-from ckptstore.operations import load
-from ckptstore.operations.load import fill
+from ckptstore.operations.loading import load
+from ckptstore.operations.loading.load import fill
 from ckptstore.storage.local import LocalStorage
 from ckptstore.testing.equality import assert_same
 

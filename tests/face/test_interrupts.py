@@ -23,8 +23,9 @@ from torch import nn
 
 import ckptstore
 from ckptstore import CommitInFlight, StateError, StorageFull, errands
-from ckptstore.operations import preloading, view
-from ckptstore.operations.background import Background
+from ckptstore.operations import view
+from ckptstore.operations.committing import preloading
+from ckptstore.operations.committing.background import Background
 from ckptstore.state.kept import KeptBuffers
 from ckptstore.state.lending import Lender
 from ckptstore.testing.equality import assert_same
@@ -529,7 +530,7 @@ def test_who_can_begin_no_thread_imports_without_one(monkeypatch):
         raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 says
 
     monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
-    preloading._import_apart.__wrapped__(["operations.commit"])
+    preloading._import_apart.__wrapped__(["operations.committing.commit"])
 
 
 _INTERRUPTED_IMPORT = """
@@ -553,8 +554,11 @@ print(store.steps(), saved, store.read("handler@1", "x").sum().item())
 
 @pytest.mark.parametrize(
     ("call", "module"),
-    [("commit", name) for name in ("operations.commit", "state.lending", "operations.ranks.together", "state.staging")]
-    + [("commit_async", name) for name in ("operations.ranks.wishes", "state.staging", "operations.commit")],
+    [
+        ("commit", name)
+        for name in ("operations.committing.commit", "state.lending", "operations.ranks.together", "state.staging")
+    ]
+    + [("commit_async", name) for name in ("operations.ranks.wishes", "state.staging", "operations.committing.commit")],
 )
 def test_a_handler_may_save_while_the_first_commit_imports_what_it_needs(tmp_path, call, module):
     command = [sys.executable, "-c", _INTERRUPTED_IMPORT, tmp_path / "store", f"ckptstore.{module}", call]
@@ -587,7 +591,7 @@ import importlib.abc, sys, threading, torch, ckptstore
 store, returned = ckptstore.open(sys.argv[1]), threading.Event()
 class Late(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "ckptstore.operations.commit":
+        if name == "ckptstore.operations.committing.commit":
             print(returned.wait(30))
 sys.meta_path.insert(0, Late())
 handle = store.commit_async({"x": torch.ones(300)}, step=0)
@@ -605,7 +609,7 @@ import faulthandler, importlib.abc, os, sys, threading, time, torch, ckptstore
 store, begun = ckptstore.open(sys.argv[1]), threading.Event()
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "ckptstore.operations.adam":
+        if name == "ckptstore.operations.committing.adam":
             begun.set()
             time.sleep(0.5)
 sys.meta_path.insert(0, Slow())
@@ -643,7 +647,7 @@ import importlib.abc, sys, torch, ckptstore
 store = ckptstore.open(sys.argv[1])
 class Refusing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "ckptstore.operations.adam":
+        if name == "ckptstore.operations.committing.adam":
             raise ImportError("refused")
 sys.meta_path.insert(0, Refusing())
 weights = [torch.nn.Parameter(torch.ones(5000))]

@@ -21,7 +21,7 @@ from ckptstore.format import document, packs, version
 from ckptstore.format.codecs import RAW, ZSTD
 from ckptstore.format.digests import digest_named
 from ckptstore.format.manifest import Container, Entry, Manifest, TensorEntry, ValueEntry, check_consistent
-from ckptstore.operations.load import load_arrays, load_values
+from ckptstore.operations.loading.load import load_arrays, load_values
 from ckptstore.operations.problem import Problem
 from ckptstore.state.new_arrays import allocate
 from ckptstore.state.unflatten import unflatten

@@ -27,10 +27,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import ckptstore
-import ckptstore.operations.commit
+import ckptstore.operations.committing.commit
 import ckptstore.operations.ranks.together
 from ckptstore.integrations.dcp import StoreWriter
-from ckptstore.operations import handles
+from ckptstore.operations.committing import handles
 from ckptstore.storage.local import LocalStorage
 
 SILENCE = 4

@@ -42,7 +42,7 @@ from ckptstore.format.manifest import Container, Entry, Manifest, ValueEntry
 from ckptstore.integrations import dcp_safetensors, dcp_saving
 from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.integrations.dcp_files import export_dcp, import_dcp
-from ckptstore.operations.renumbering import renumbered
+from ckptstore.operations.loading.renumbering import renumbered
 from ckptstore.state.paths import segment
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import STATES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ckptstore.state.fingerprints import SEGMENT, segments
+from ckptstore.state.devices.fingerprints import SEGMENT, segments
 from tests.integrations.rank_child import CHUNK_BYTES, drifting
 
 WHOLE = drifting(0).nbytes

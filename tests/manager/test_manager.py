@@ -36,7 +36,7 @@ from ckptstore import (
     Store,
 )
 from ckptstore.manager import upkeep
-from ckptstore.operations.handles import start_thread
+from ckptstore.operations.committing.handles import start_thread
 
 
 def test_it_saves_at_its_interval_and_says_so(store, state):

@@ -7,7 +7,7 @@ from torch import nn
 import ckptstore
 from ckptstore.format.codecs.adam_arithmetic import Number
 from ckptstore.format.codecs.adam_steps import Step
-from ckptstore.operations.adam import steps_between
+from ckptstore.operations.committing.adam import steps_between
 from ckptstore.state.adam import find_recipes
 from ckptstore.state.tree import flatten
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ckptstore.errors import StateError
-from ckptstore.operations.handles import CommitHandle, start_thread
+from ckptstore.operations.committing.handles import CommitHandle, start_thread
 
 
 @pytest.fixture

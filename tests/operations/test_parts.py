@@ -8,8 +8,8 @@ import torch
 from ckptstore.format.grid import Grid
 from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part, pieces_of
-from ckptstore.state.device_leaf import DeviceLeaf
-from ckptstore.state.device_staging import DeviceStager
+from ckptstore.state.devices.leaf import DeviceLeaf
+from ckptstore.state.devices.staging import DeviceStager
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.testing.lanes import FakeDevices, FakeLane, FakeMark
 
@@ -38,7 +38,7 @@ def log(monkeypatch):
 @pytest.mark.parametrize("chunk", [(8, SIDE), (SIDE, 8)], ids=["in one range", "in many"])
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_are_on_their_way_before_one_is_waited_for(log, monkeypatch, chunk, seed):
-    monkeypatch.setattr("ckptstore.state.device_leaf._TOGETHER", 0)  # which these small ones would cross
+    monkeypatch.setattr("ckptstore.state.devices.leaf._TOGETHER", 0)  # which these small ones would cross
     tensor = torch.randn(SIDE, SIDE)
     grid = Grid((SIDE, SIDE), chunk)
     with FakeDevices(seed) as devices:

@@ -17,7 +17,7 @@ from ckptstore.catalog.opening import open_catalog
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument, NotAStore, StorageError, StorageUnavailable
 from ckptstore.opening import open_parts
-from ckptstore.operations.verify import Level, Scope, verify
+from ckptstore.operations.verifying.verify import Level, Scope, verify
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.audit import drifting, site_of

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ckptstore.state.addresses import pointer
 from ckptstore.state.arrays import chunk_bytes
-from ckptstore.state.device_leaf import DeviceLeaf, bring_all
-from ckptstore.state.device_staging import DeviceStager
+from ckptstore.state.devices.leaf import DeviceLeaf, bring_all
+from ckptstore.state.devices.staging import DeviceStager
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.testing.lanes import FakeDevices
 
@@ -50,8 +50,8 @@ def test_a_box_is_what_it_is_on_the_host(box, dtype, turned):
     ahead=st.sampled_from([0, 500, 1 << 20]),
 )
 def test_ranges_come_in_order_however_they_cross(monkeypatch, seed, sizes, room, together, ahead):
-    monkeypatch.setattr("ckptstore.state.device_leaf._TOGETHER", together)
-    monkeypatch.setattr("ckptstore.state.device_leaf._AHEAD", ahead)
+    monkeypatch.setattr("ckptstore.state.devices.leaf._TOGETHER", together)
+    monkeypatch.setattr("ckptstore.state.devices.leaf._AHEAD", ahead)
     tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size, _ in sizes]
     with FakeDevices(seed, 2, room) as devices:
         leaves = {str(at): TensorLeaf(devices.put(tensor, sizes[at][1])) for at, tensor in enumerate(tensors)}

@@ -17,8 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ckptstore.state.copies import Copies
-from ckptstore.state.fingerprints import SEGMENT, WORDS, fingerprints, kernel, keys, prepare, reference, segments
+from ckptstore.state.devices.copy_targets import CopyTargets
+from ckptstore.state.devices.fingerprints import (
+    SEGMENT,
+    WORDS,
+    fingerprints,
+    kernel,
+    keys,
+    prepare,
+    reference,
+    segments,
+)
 
 CPU = torch.device("cpu")
 SIZES = st.sampled_from([0, 1, 7, 8, 9, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 12345]) | st.integers(0, 100)
@@ -86,7 +95,7 @@ def test_what_a_target_does_not_hold_is_copied(found: list[Tensor], data: st.Dat
     known = [data.draw(st.sampled_from([first, None])) for first in firsts[:-1]]
     copied = [data.draw(st.booleans()) for _ in found]
     into = [target if wanted else None for target, wanted in zip(targets, copied, strict=True)]
-    assert torch.equal(fingerprints(changed, Copies(into, known, held)), fingerprints(changed))
+    assert torch.equal(fingerprints(changed, CopyTargets(into, known, held)), fingerprints(changed))
     for before, now, target, wanted in zip(found, changed, targets, copied, strict=True):
         assert torch.equal(target, now if wanted else before)
 
@@ -96,7 +105,7 @@ def test_what_a_target_holds_is_not_copied():
     target = torch.zeros_like(data)
     held = fingerprints([data])
     held[1] += 1
-    fingerprints([data], Copies([target], [0], held))
+    fingerprints([data], CopyTargets([target], [0], held))
     assert torch.equal(target[SEGMENT : 2 * SEGMENT], data[SEGMENT : 2 * SEGMENT])
     assert not target[:SEGMENT].any()
     assert not target[2 * SEGMENT :].any()
@@ -124,7 +133,9 @@ def test_the_lemma_holds_for_every_case_of_small_words():
 
 
 def test_keys_are_another_processs_own():
-    code = "import torch; from ckptstore.state.fingerprints import keys; print(keys(torch.device('cpu')).tolist())"
+    code = (
+        "import torch; from ckptstore.state.devices.fingerprints import keys; print(keys(torch.device('cpu')).tolist())"
+    )
     found = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(2)}
     assert len(found) == 2
     assert str(keys(CPU).tolist()) not in found
@@ -133,7 +144,7 @@ def test_keys_are_another_processs_own():
 def test_much_is_hashed_a_part_at_a_time(monkeypatch):
     tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in (5 * SEGMENT + 3, 0, 2 * SEGMENT)]
     whole = reference(tensors, keys(CPU))
-    monkeypatch.setattr("ckptstore.state.fingerprints._AT_ONCE", 2 * SEGMENT)
+    monkeypatch.setattr("ckptstore.state.devices.fingerprints._AT_ONCE", 2 * SEGMENT)
     assert torch.equal(reference(tensors, keys(CPU)), whole)
 
 
@@ -141,20 +152,20 @@ def test_much_is_hashed_a_part_at_a_time(monkeypatch):
 
 
 def test_where_the_kernel_does_not_work_torch_does_the_same(monkeypatch):
-    broken: Any = types.ModuleType("ckptstore.state.fingerprint_kernel")
+    broken: Any = types.ModuleType("ckptstore.state.devices.fingerprint_kernel")
     monkeypatch.setitem(sys.modules, broken.__name__, broken)
     assert kernel(torch.device("cpu")) is None  # as where Triton is missing
     broken.launch = lambda tensors, keys, copies: (_ for _ in ()).throw(RuntimeError("Failed to find C compiler"))
     with pytest.warns(UserWarning, match="C compiler"):
         assert kernel(torch.device("cpu")) is None
 
-    def odd(tensors: list[Tensor], keys: Tensor, copies: Copies) -> Tensor:
+    def odd(tensors: list[Tensor], keys: Tensor, copies: CopyTargets) -> Tensor:
         return reference([it[1:] if len(it) % SEGMENT else it for it in tensors], keys)
 
-    def forgetful(tensors: list[Tensor], keys: Tensor, copies: Copies) -> Tensor:
+    def forgetful(tensors: list[Tensor], keys: Tensor, copies: CopyTargets) -> Tensor:
         return reference(tensors, keys)
 
-    def eager(tensors: list[Tensor], keys: Tensor, copies: Copies) -> Tensor:
+    def eager(tensors: list[Tensor], keys: Tensor, copies: CopyTargets) -> Tensor:
         return reference(tensors, keys, copies._replace(firsts=[None] * len(tensors)))
 
     for launch in (odd, forgetful, eager):
@@ -181,7 +192,7 @@ def test_only_who_prepares_for_the_kernel_waits_for_it(monkeypatch):
 
     names = {"kernel": kernel, "keys": lambda _: None, "reference": lambda *_: "torch", "_FASTEST": {}}
     for name, fake in names.items():
-        monkeypatch.setattr(f"ckptstore.state.fingerprints.{name}", fake)
+        monkeypatch.setattr(f"ckptstore.state.devices.fingerprints.{name}", fake)
     without, having = torch.device("cuda", 0), torch.device("cuda", 1)
     assert (taken_by(having), asked) == ("torch", [])
     for device in (CPU, without, having, without, having):
@@ -196,8 +207,8 @@ def test_a_warning_that_is_an_error_comes_once(monkeypatch):
         raise UserWarning("Triton does not work")
 
     asked, device = list[torch.device](), torch.device("cuda", 0)
-    monkeypatch.setattr("ckptstore.state.fingerprints.kernel", warned)
-    monkeypatch.setattr("ckptstore.state.fingerprints._FASTEST", {})
+    monkeypatch.setattr("ckptstore.state.devices.fingerprints.kernel", warned)
+    monkeypatch.setattr("ckptstore.state.devices.fingerprints._FASTEST", {})
     with pytest.raises(UserWarning, match="Triton"):
         prepare(device)
     prepare(device)
@@ -211,8 +222,8 @@ def test_two_threads_have_it_compiled_once(monkeypatch):
         time.sleep(0.1)
 
     asked, begun, device = list[torch.device](), threading.Event(), torch.device("cuda", 0)
-    monkeypatch.setattr("ckptstore.state.fingerprints.kernel", slow)
-    monkeypatch.setattr("ckptstore.state.fingerprints._FASTEST", {})
+    monkeypatch.setattr("ckptstore.state.devices.fingerprints.kernel", slow)
+    monkeypatch.setattr("ckptstore.state.devices.fingerprints._FASTEST", {})
     first = threading.Thread(target=prepare, args=[device])
     first.start()
     assert begun.wait(60)
@@ -223,9 +234,9 @@ def test_two_threads_have_it_compiled_once(monkeypatch):
 
 INTERPRETED = """
 import torch
-from ckptstore.state.copies import Copies
-from ckptstore.state.fingerprints import SEGMENT, keys, reference
-from ckptstore.state.fingerprint_kernel import launch
+from ckptstore.state.devices.copy_targets import CopyTargets
+from ckptstore.state.devices.fingerprints import SEGMENT, keys, reference
+from ckptstore.state.devices.fingerprint_kernel import launch
 memory = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8)
 for start in (0, 3, 16):
     found, at = [], start
@@ -239,7 +250,7 @@ for start in (0, 3, 16):
 
     def done(hashed):
         targets = [torch.zeros(len(tensor) + 24, dtype=torch.uint8)[8 : 8 + len(tensor)] for tensor in found]
-        copies = Copies([*targets[:-1], None], [len(held) - 2, None, None, 1, 2, 4, None], held)
+        copies = CopyTargets([*targets[:-1], None], [len(held) - 2, None, None, 1, 2, 4, None], held)
         return [hashed(found, its, copies), *targets]
 
     assert all(map(torch.equal, done(launch), done(reference))), start
@@ -249,8 +260,8 @@ COMPILED = """
 import re
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from ckptstore.state import fingerprint_kernel as kernel
-from ckptstore.state.fingerprints import WORDS
+from ckptstore.state.devices import fingerprint_kernel as kernel
+from ckptstore.state.devices.fingerprints import WORDS
 names = ("owners", "bases", "sizes", "begins", "targets", "firsts", "held", "keys", "hashes")
 signature = {name: "*i64" for name in names} | {"count": "constexpr"}
 divisible = {(place,): [["tt.divisibility", 16]] for place in range(len(names))}
@@ -287,6 +298,6 @@ def test_the_kernel_on_a_gpu_gives_what_torch_gives(found: list[Tensor]):
     expected = reference(found, keys(CPU))
     for tensors_there in (there, views):
         targets = [torch.zeros_like(tensor) for tensor in there]
-        copies = Copies(targets, [None] * len(found), keys(there[0].device))
+        copies = CopyTargets(targets, [None] * len(found), keys(there[0].device))
         assert torch.equal(fingerprints(tensors_there, copies).cpu(), expected)
         assert all(map(torch.equal, targets, there))

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ckptstore.state.cuda import CudaLane, cuda_lane
-from ckptstore.state.pinned import lasting, pinned
+from ckptstore.state.devices.cuda import CudaLane, cuda_lane
+from ckptstore.state.devices.pinned import lasting, pinned
 
 DEVICE = torch.device("cuda", 0)
 SIZE = (1 << 20) + 5
@@ -129,7 +129,7 @@ def test_what_cannot_be_registered_is_pinned_as_torch_does(monkeypatch):
 
     fake = FakeCuda(monkeypatch, error=2)
     monkeypatch.setattr(torch, "zeros", once_more)
-    monkeypatch.setattr("ckptstore.state.pinned.pinned", given)
+    monkeypatch.setattr("ckptstore.state.devices.pinned.pinned", given)
     with pytest.warns(UserWarning, match=f"pins no {SIZE} bytes"):
         assert fake.lasting().shape == (SIZE,)
     assert len(fake.happened) == 2
@@ -142,7 +142,7 @@ def test_where_no_room_is_mapped_torch_looks_for_some(monkeypatch):
 
     fake = FakeCuda(monkeypatch)
     monkeypatch.setattr(mmap, "mmap", full)
-    monkeypatch.setattr("ckptstore.state.pinned.pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr("ckptstore.state.devices.pinned.pinned", lambda size: torch.empty(size, dtype=torch.uint8))
     assert fake.lasting().shape == (SIZE,)
     assert not fake.happened
 

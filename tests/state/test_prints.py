@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.state.fingerprints import SEGMENT, segments
-from ckptstore.state.prints import Prints, changed_spans, untouched
+from ckptstore.state.devices.fingerprints import SEGMENT, segments
+from ckptstore.state.devices.prints import Prints, changed_spans, untouched
 
 
 @st.composite

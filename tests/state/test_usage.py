@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ckptstore.state.copies import Copies
-from ckptstore.state.cuda import Usage
-from ckptstore.state.fingerprints import TAKEN, keys, reference
+from ckptstore.state.devices.copy_targets import CopyTargets
+from ckptstore.state.devices.cuda import Usage
+from ckptstore.state.devices.fingerprints import TAKEN, keys, reference
 
 GIB = 1 << 30
 DEVICE = torch.device("cuda", 0)
@@ -47,7 +47,7 @@ def test_copies_are_given_up_before_training_finds_no_memory(it, short):
 def test_what_computing_fingerprints_takes_for_a_moment_is_no_training(start, held):
     data = torch.zeros((40 << 20) + 3, dtype=torch.uint8)[start:]
     its = keys(data.device)
-    copies = Copies([torch.zeros_like(data)], [0], reference([data], its) if held else None)
+    copies = CopyTargets([torch.zeros_like(data)], [0], reference([data], its) if held else None)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         reference([data], its, copies)
     events = [it for it in found.profiler.kineto_results.events() if it.name() == "[memory]"]

@@ -13,9 +13,9 @@ import sys
 import time
 
 import ckptstore
-import ckptstore.operations.background
-import ckptstore.operations.checkout
-import ckptstore.operations.commit
+import ckptstore.operations.committing.background
+import ckptstore.operations.committing.commit
+import ckptstore.operations.loading.checkout
 from ckptstore.testing.audit import CHUNK_BYTES, Site, assert_exact, state_of
 
 SHARED = "shared"

@@ -16,10 +16,10 @@ import psycopg  # noqa: F401 - once, for all of them
 import s3fs  # noqa: F401
 
 import ckptstore
-import ckptstore.operations.background
-import ckptstore.operations.checkout
-import ckptstore.operations.commit
-import ckptstore.operations.restore
+import ckptstore.operations.committing.background
+import ckptstore.operations.committing.commit
+import ckptstore.operations.loading.checkout
+import ckptstore.operations.loading.restore
 from ckptstore.store import Store
 from ckptstore.testing.audit import Site, state_of
 

@@ -528,7 +528,8 @@ def test_a_store_opened_for_reading(store, place):
 
 AS_NOBODY = """
 import os, sys, ckptstore
-import ckptstore.operations.background, ckptstore.operations.checkout, ckptstore.operations.commit
+import ckptstore.operations.committing.background, ckptstore.operations.committing.commit
+import ckptstore.operations.loading.checkout
 from ckptstore.testing.audit import state_of, assert_exact
 if os.geteuid() == 0:
     os.setuid(int(sys.argv[2]))

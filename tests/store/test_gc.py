@@ -18,7 +18,7 @@ import ckptstore
 from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CatalogError, GcRefused, InvalidArgument
 from ckptstore.format.packs import pack_key
-from ckptstore.operations import gc_checks
+from ckptstore.operations.collecting import checks as gc_checks
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.audit import (

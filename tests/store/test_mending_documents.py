@@ -14,8 +14,8 @@ import ckptstore
 from ckptstore.catalog.catalog import SqlCatalog
 from ckptstore.errors import SessionFenced
 from ckptstore.format.packs import pack_key
-from ckptstore.operations.mend_documents import copies_of
-from ckptstore.operations.repair import plan_repair
+from ckptstore.operations.mending.documents import copies_of
+from ckptstore.operations.mending.repair import plan_repair
 from ckptstore.testing.audit import assert_nothing_leaked, expire_sessions, site_of
 from ckptstore.testing.faults import Meanwhile
 
@@ -78,7 +78,7 @@ def test_what_is_purged_while_a_repair_is_planned_is_not_lost(place, monkeypatch
             other.gc(grace=0)
         return copies_of(*args)
 
-    monkeypatch.setattr("ckptstore.operations.repair.copies_of", purged)
+    monkeypatch.setattr("ckptstore.operations.mending.repair.copies_of", purged)
     with ckptstore.open(place) as store:
         store._parts.catalog.replace_manifest(store.find(0).id, b"nonsense")
         plan = store.plan_repair()

@@ -34,7 +34,8 @@ from ckptstore.errors import (
 )
 from ckptstore.format import packs
 from ckptstore.format.document import Origin
-from ckptstore.operations import publish, push
+from ckptstore.operations import push
+from ckptstore.operations.committing import publish
 from ckptstore.storage.local import LocalStorage
 from ckptstore.store import Store
 from ckptstore.testing.audit import (
@@ -710,7 +711,7 @@ def test_a_chunk_of_two_sizes_does_not_arrive(source, targets, monkeypatch):
         entries["b"] = msgspec.structs.replace(entries["b"], chunks=entries["a"].chunks)
         return real(chunks, msgspec.structs.replace(manifest, entries=entries), *rest)
 
-    monkeypatch.setattr("ckptstore.operations.commit.new_commit", hostile)
+    monkeypatch.setattr("ckptstore.operations.committing.commit.new_commit", hostile)
     source.commit({"a": torch.arange(100.0), "b": torch.arange(200.0)}, step=9)
     target = targets()
     with pytest.raises(CorruptData, match="main@9 b"):

@@ -15,7 +15,8 @@ import torch
 import ckptstore
 from ckptstore.catalog.opening import open_catalog
 from ckptstore.errors import CorruptData, InvalidArgument, MissingData, StorageError
-from ckptstore.operations import check_needs, mend_packs
+from ckptstore.operations.mending import packs as mend_packs
+from ckptstore.operations.verifying import needs as check_needs
 from ckptstore.store import Store
 from ckptstore.testing.audit import CHUNK_BYTES, assert_nothing_leaked, assert_whole, files, site_of, state_of
 from ckptstore.testing.equality import assert_same

@@ -30,8 +30,8 @@ from ckptstore.errors import (
 )
 from ckptstore.format import envelope, tagging
 from ckptstore.opening.documents import open_documents
-from ckptstore.operations.check_tags import check_tags
-from ckptstore.operations.repair import plan_repair
+from ckptstore.operations.mending.repair import plan_repair
+from ckptstore.operations.verifying.tags import check_tags
 from ckptstore.store import Store
 from ckptstore.testing.audit import Site, assert_nothing_leaked, expire_sessions, site_of
 from ckptstore.testing.catalog_faults import failing_catalog

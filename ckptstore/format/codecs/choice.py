@@ -40,7 +40,9 @@ def candidates(raw: memoryview, form: Form, base: memoryview | None, level: Effo
     Of chunks of which a sample tells little, what a lower level would take is second, if not first.
     """
     plain, plans = _estimates(raw, form, level)
-    lower = _ranked(_usual(raw, form, base, level, reliance, plain, plans), level)
+    alone = [*_alone(raw, plain, plans)]
+    difference = _differences(raw, form, base, reliance, plain, plans) if level in _RELYING else ()
+    lower = _ranked([*alone, *difference], level)
     found = _ranked([*lower, *(_planned(plan, raw) for plan in plans[1:])], level)
     if len(raw) > UNSURE or not lower:
         return found
@@ -69,24 +71,24 @@ def _planned(plan: Plan, raw: memoryview) -> Candidate:
     return Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw), _JOINED + plan.work)
 
 
-def _usual(
-    raw: memoryview,
-    form: Form,
-    base: memoryview | None,
-    level: Effort,
-    reliance: float,
-    plain: float,
-    plans: Sequence[Plan],
-) -> Iterator[Candidate]:
-    """One of each codec."""
-    zstd, delta = Zstd(), Delta()
+def _alone(raw: memoryview, plain: float, plans: Sequence[Plan]) -> Iterator[Candidate]:
+    """Encodings that need no base, one of each codec."""
+    zstd = Zstd()
     yield Candidate(zstd.number, plain, partial(zstd.encode, raw), _JOINED + CODED)
     yield from (_planned(plan, raw) for plan in plans[:1])
-    if plans and base is not None and len(base) == len(raw) and level in _RELYING:
-        change = delta.plan(raw, form, base)
-        if change.share < reliance * min(plain, plans[0].share):
-            alone, added = _alone(plain, plans), _ONTO + change.work
-            yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base), alone, added)
+
+
+def _differences(
+    raw: memoryview, form: Form, base: memoryview | None, reliance: float, plain: float, plans: Sequence[Plan]
+) -> Iterator[Candidate]:
+    """The encoding of what changed in the base, where that saves enough."""
+    if not plans or base is None or len(base) != len(raw):
+        return
+    delta = Delta()
+    change = delta.plan(raw, form, base)
+    if change.share < reliance * min(plain, plans[0].share):
+        alone, added = _work_alone(plain, plans), _ONTO + change.work
+        yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base), alone, added)
 
 
 def _estimates(raw: memoryview, form: Form, level: Effort) -> tuple[float, list[Plan]]:
@@ -110,7 +112,7 @@ def _estimates(raw: memoryview, form: Form, level: Effort) -> tuple[float, list[
     return again, planes.plans(stretches + runs, form, thorough=thorough)
 
 
-def _alone(plain: float, plans: Sequence[Plan]) -> float:
+def _work_alone(plain: float, plans: Sequence[Plan]) -> float:
     """What reading the smallest encoding that needs no base takes."""
     best = min(plans, key=lambda plan: plan.share)
     if min(plain, best.share) >= _WORTH:

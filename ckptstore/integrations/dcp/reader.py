@@ -23,9 +23,9 @@ from ckptstore.integrations.dcp.place import Place
 from ckptstore.integrations.dcp.values import given_back
 from ckptstore.integrations.trees import KeyPath
 from ckptstore.operations.address import Ref, check_name, resolve
-from ckptstore.operations.boxes import Box, fill_boxes
+from ckptstore.operations.loading.boxes import Box, fill_boxes
+from ckptstore.operations.loading.read import read
 from ckptstore.operations.ranks.groups import seat
-from ckptstore.operations.read import read
 from ckptstore.operations.view import ManifestView, view_of
 from ckptstore.store import Store
 

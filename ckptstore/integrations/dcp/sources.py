@@ -17,7 +17,7 @@ from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.state.clones import on_host
 from ckptstore.state.composites import is_dense
-from ckptstore.state.device_staging import DeviceStager
+from ckptstore.state.devices.staging import DeviceStager
 from ckptstore.state.tensors import TensorLeaf, require_storable
 
 _STAGERS: dict[str, DeviceStager] = {}

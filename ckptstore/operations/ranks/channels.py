@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptstore.operations.handles import forget_locals
+from ckptstore.operations.committing.handles import forget_locals
 
 if TYPE_CHECKING:  # see `background`
     from ckptstore.operations.ranks.groups import Group

@@ -18,9 +18,9 @@ from ckptstore.format import version
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import Manifest, split_digests
 from ckptstore.format.packs import TARGET_BYTES, pack_key
+from ckptstore.operations.committing.lineage import Lineage
+from ckptstore.operations.committing.publish import discard, new_commit, publish, taken_step
 from ckptstore.operations.history import Draft, placed
-from ckptstore.operations.lineage import Lineage
-from ckptstore.operations.publish import discard, new_commit, publish, taken_step
 from ckptstore.operations.ranks.dealing import deal
 from ckptstore.operations.ranks.reports import Ask, Dealt, Grant, Opening, Report, merged
 from ckptstore.operations.session import kept_alive, writing_session

@@ -23,7 +23,7 @@ from ckptstore.operations.ranks.counting import Counting
 from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.state.data_parallel import broadcast_buffers
-from ckptstore.state.device_leaf import DeviceLeaf, bring_all
+from ckptstore.state.devices.leaf import DeviceLeaf, bring_all
 from ckptstore.state.paths import is_within, join
 from ckptstore.state.shards import Region, is_keeper, members, regions_of
 from ckptstore.state.stateful import is_exact

@@ -14,9 +14,9 @@ from ckptstore.chunkstore import Piece
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry
 from ckptstore.operations.ranks.dealing import Shard, volume
-from ckptstore.state.device_leaf import DeviceLeaf, bring_all
+from ckptstore.state.devices.leaf import DeviceLeaf, bring_all
+from ckptstore.state.devices.prints import Span
 from ckptstore.state.dtypes import dtype_name, number_form
-from ckptstore.state.prints import Span
 from ckptstore.state.tensors import TensorLeaf
 
 

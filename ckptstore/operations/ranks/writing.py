@@ -17,8 +17,8 @@ from ckptstore.chunkstore.grouping import groups
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import INLINE_VALUE, Value
-from ckptstore.operations.lineage import Lineage, StoredLineage
-from ckptstore.operations.publish import discard
+from ckptstore.operations.committing.lineage import Lineage, StoredLineage
+from ckptstore.operations.committing.publish import discard
 from ckptstore.operations.ranks.counting import Counting
 from ckptstore.operations.ranks.gathering import Gathering
 from ckptstore.operations.ranks.granted import Granted

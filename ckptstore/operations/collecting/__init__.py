@@ -1,0 +1,1 @@
+"""Dropping old steps, and what no step needs any more."""

@@ -1,0 +1,1 @@
+"""Making commits: at once, or while training goes on."""

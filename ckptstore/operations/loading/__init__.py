@@ -1,0 +1,1 @@
+"""Reading commits: whole or in part, into new memory or into live state."""

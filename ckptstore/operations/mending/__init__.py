@@ -1,0 +1,1 @@
+"""Mending what is damaged or lost, from whatever good copies are left."""
