@@ -20,7 +20,7 @@ import torch
 import ckptstore
 from ckptstore.errors import Conflict, FormatError, InvalidArgument, StateError, StorageError
 from ckptstore.integrations.safetensors import export_safetensors, import_safetensors
-from ckptstore.integrations.safetensors_names import nested
+from ckptstore.integrations.safetensors.names import nested
 from ckptstore.integrations.torch_save import export_torch, import_torch
 from ckptstore.state.tree import flatten
 from ckptstore.testing.equality import assert_same

@@ -9,7 +9,7 @@ import msgspec
 
 from ckptstore.errors import StateError
 from ckptstore.format.manifest import TensorEntry
-from ckptstore.integrations.safetensors_files import DTYPES, MOST_HEADER, PACKED
+from ckptstore.integrations.safetensors.files import DTYPES, MOST_HEADER, PACKED
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(DTYPES.values())}

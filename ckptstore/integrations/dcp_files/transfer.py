@@ -15,9 +15,9 @@ from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import StateError
 from ckptstore.format.grid import Index
 from ckptstore.format.manifest import TensorEntry, entry_bytes
-from ckptstore.integrations.dcp_metadata import SavedBytes, SavedTensor, read_metadata
-from ckptstore.integrations.dcp_safetensors import PackedTensors
-from ckptstore.integrations.dcp_saving import Tensors, save_with
+from ckptstore.integrations.dcp_files.metadata import SavedBytes, SavedTensor, read_metadata
+from ckptstore.integrations.dcp_files.packed import PackedTensors
+from ckptstore.integrations.dcp_files.saving import Tensors, save_with
 from ckptstore.integrations.local_paths import local_path
 from ckptstore.integrations.mapped import CheckpointFiles, MappedTensor, Place, gathered
 from ckptstore.integrations.named import built_at, entries_at

@@ -11,7 +11,7 @@ import torch
 from ckptstore.errors import FormatError, UnknownType
 from ckptstore.format.grid import Index
 from ckptstore.integrations.mapped import CheckpointFiles, MappedTensor, gathered
-from ckptstore.integrations.snapshot_manifest import (
+from ckptstore.integrations.torchsnapshot.manifest import (
     ChunkedTensorEntry,
     LeafEntry,
     ObjectEntry,

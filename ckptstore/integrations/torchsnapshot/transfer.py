@@ -17,8 +17,8 @@ from urllib.parse import unquote
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.errors import FormatError
 from ckptstore.integrations.local_paths import local_path
-from ckptstore.integrations.snapshot_leaves import SnapshotLeaves
-from ckptstore.integrations.snapshot_manifest import (
+from ckptstore.integrations.torchsnapshot.leaves import SnapshotLeaves
+from ckptstore.integrations.torchsnapshot.manifest import (
     ContainerEntry,
     DictEntry,
     Entries,

@@ -11,9 +11,9 @@ import msgspec
 
 from ckptstore.errors import FormatError
 from ckptstore.format.grid import Index
-from ckptstore.integrations.dcp_metadata import SavedBytes
+from ckptstore.integrations.dcp_files.metadata import SavedBytes
 from ckptstore.integrations.mapped import CheckpointFiles, MappedTensor, NonNegative
-from ckptstore.integrations.safetensors_files import MOST_HEADER, SHARDING, torch_form
+from ckptstore.integrations.safetensors.files import MOST_HEADER, SHARDING, torch_form
 
 _MOST_KEPT = 64
 

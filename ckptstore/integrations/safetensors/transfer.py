@@ -19,9 +19,9 @@ from ckptstore.format.manifest import Entry, TensorEntry, entry_bytes
 from ckptstore.integrations.local_paths import local_path
 from ckptstore.integrations.named import entries_at
 from ckptstore.integrations.new_files import new_file
-from ckptstore.integrations.safetensors_files import DTYPES, FORMAT, PACKED, read_tensors
-from ckptstore.integrations.safetensors_layout import laid_out
-from ckptstore.integrations.safetensors_names import file_names, nested
+from ckptstore.integrations.safetensors.files import DTYPES, FORMAT, PACKED, read_tensors
+from ckptstore.integrations.safetensors.layout import laid_out
+from ckptstore.integrations.safetensors.names import file_names, nested
 from ckptstore.operations.address import Ref
 from ckptstore.operations.loading.pour import pour
 from ckptstore.operations.view import ManifestView
