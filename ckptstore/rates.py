@@ -30,6 +30,13 @@ class Rate:
         self.made = self.made * keep + made
         self.seconds = self.seconds * keep + seconds
 
+    def fade(self, other: Rate, share: float) -> None:
+        """Become a bit more like another one."""
+        keep = max(0.0, 1 - share)
+        self.taken = self.taken * keep + other.taken * (1 - keep)
+        self.made = self.made * keep + other.made * (1 - keep)
+        self.seconds = self.seconds * keep + other.seconds * (1 - keep)
+
 
 class Meter:
     """The rate of what several threads do at once: its seconds are those in which any of them did.
@@ -50,6 +57,11 @@ class Meter:
         """Bytes, and seconds."""
         with self._lock:
             return self.rate.taken, self.rate.seconds
+
+    def fade(self, other: Rate, share: float) -> None:
+        """See `Rate.fade`."""
+        with self._lock:
+            self.rate.fade(other, share)
 
     @contextmanager
     def measuring(self, size: int) -> Iterator[list[int]]:

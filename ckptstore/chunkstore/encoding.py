@@ -97,6 +97,7 @@ class Encoder:
         may_rest: which of these new chunks may rest on others; asked when there are some.
         raw: reads chunks of the store.
         reliance: how much rests on others so far.
+        background: whether training goes on meanwhile.
     """
 
     level: Level
@@ -105,10 +106,11 @@ class Encoder:
     may_rest: Callable[[set[bytes]], set[bytes]]
     raw: Callable[[Sequence[bytes]], list[memoryview]]
     reliance: Reliance = field(default_factory=Reliance)
+    background: bool = False
 
     def effort(self) -> Effort:
         """The level for what comes next."""
-        return self.pace.choose() if self.level == "auto" else self.level
+        return self.pace.choose(background=self.background) if self.level == "auto" else self.level
 
     def near(
         self, fresh: Mapping[bytes, Piece], pin: Callable[[Sequence[bytes]], Mapping[bytes, ChunkLocation]]

@@ -12,14 +12,18 @@ from ckptstore.rates import Clock, Meter, Rate
 _EFFORTS: tuple[Effort, ...] = ("best", "fast", "light")
 _MEMORY_BYTES = 1 << 30
 """About how far back measurements count."""
-_GUESSED_BYTES = 16 << 20
-"""As much as has been measured, guesses count."""
-_GUESSES: dict[Effort, tuple[float, float]] = {"best": (3e8, 0.65), "fast": (2e9, 0.83)}
+_FORGOTTEN_BYTES = 16 << 30
+"""About after how many bytes an effort that was not made is guessed again: loops may be compiled, or cores free."""
+_GUESSES: dict[Effort, tuple[float, float]] = {"best": (5e8, 0.65), "fast": (1.5e9, 0.83)}
 """Bytes encoded in a second, and the share that is left: of a trained state, on two cores."""
-_NEAR, _FAR = 1e9, 1e8
+_GUESSED_BYTES = 256 << 20
+"""As much as has been measured, these guesses count: the first chunks of a process wait for imports and loops."""
+_NEAR, _FAR = 2e9, 1e8
 """Bytes written in a second, here and over a network."""
-_WORTH_NEAR, _WORTH_FAR = 4.0, 1.5
-"""How many times as fast as writing encoding must be: it takes the cores away, and a local disk needs them more."""
+_GUESSED_PUTS = 16 << 20
+"""As much as has been measured, those count."""
+_WORTH, _WORTH_BESIDE = 1.5, 4.0
+"""How many times as fast as writing encoding must be, also beside training that needs the cores."""
 
 
 class Pace:
@@ -35,31 +39,34 @@ class Pace:
 
     def __init__(self, *, far: bool, clock: Clock = time.perf_counter) -> None:
         self._far = far
-        self._efforts = {effort: Meter(_guess(*guess), clock) for effort, guess in _GUESSES.items()}
-        self._puts = Meter(_guess(_FAR if far else _NEAR, 1.0), clock)
+        self._efforts = {effort: Meter(_guess(effort), clock) for effort in _GUESSES}
+        writing = _GUESSED_PUTS / (_FAR if far else _NEAR)
+        self._puts = Meter(Rate(_MEMORY_BYTES, _GUESSED_PUTS, _GUESSED_PUTS, writing), clock)
 
     def __reduce__(self) -> tuple[partial[Pace], tuple[()]]:
         return partial(Pace, far=self._far), ()
 
-    def choose(self) -> Effort:
-        """The effort for what comes next: the one that takes least time.
+    def choose(self, *, background: bool = False) -> Effort:
+        """The effort for what comes next: the one that takes least time, also from training in the `background`.
 
         A guess, which takes no lock: a signal's handler may interrupt it, and wait for a commit.
         """
-        return min(_EFFORTS, key=self._cost)
+        worth = _WORTH_BESIDE if background and not self._far else _WORTH
+        return min(_EFFORTS, key=lambda effort: self._cost(effort, worth))
 
-    def _cost(self, effort: Effort) -> float:
+    def _cost(self, effort: Effort, worth: float) -> float:
         """Seconds for a byte."""
         written = self._puts.rate
         writing = written.seconds / written.taken
         if effort == "light":
             return writing
         seen = self._efforts[effort].rate
-        worth = _WORTH_FAR if self._far else _WORTH_NEAR
         return max(worth * seen.seconds / seen.taken, writing * seen.made / seen.taken)
 
     def encoding(self, effort: Effort, taken: int) -> AbstractContextManager[list[int]]:
         """Around the encoding of some bytes, by any thread; the lengths of what comes out go into the list."""
+        for other in self._efforts.keys() - {effort}:
+            self._efforts[other].fade(_guess(other), taken / _FORGOTTEN_BYTES)
         return self._efforts[effort].measuring(taken) if effort in self._efforts else nullcontext([])
 
     def putting(self, size: int) -> AbstractContextManager[list[int]]:
@@ -67,5 +74,6 @@ class Pace:
         return self._puts.measuring(size)
 
 
-def _guess(rate: float, share: float) -> Rate:
+def _guess(effort: Effort) -> Rate:
+    rate, share = _GUESSES[effort]
     return Rate(_MEMORY_BYTES, _GUESSED_BYTES, _GUESSED_BYTES * share, _GUESSED_BYTES / rate)

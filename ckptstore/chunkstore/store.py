@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -38,7 +39,7 @@ _LABEL = "what other chunks rest on"
 class ChunkStore:
     """What every operation works on; `sealer` is there when the store is encrypted, `compression` is for new chunks.
 
-    `pace` and `glances` are what was learned from earlier commits.
+    `pace` and `glances` are what was learned from earlier commits; `background`: training goes on meanwhile.
     """
 
     storage: Storage
@@ -46,6 +47,7 @@ class ChunkStore:
     config: StoreConfig
     sealer: Sealer | None = None
     compression: Level = "auto"
+    background: bool = False
     pace: Pace = field(init=False, compare=False, repr=False)
     glances: Glances = field(init=False, compare=False, repr=False, default_factory=Glances)
     payloads: Payloads = field(init=False)
@@ -61,6 +63,12 @@ class ChunkStore:
     def digest(self) -> Digest:
         """How chunks and manifests are named."""
         return self.payloads.digest
+
+    def in_background(self) -> ChunkStore:
+        """The same, for commits beside training."""
+        same = copy(self)
+        object.__setattr__(same, "background", True)
+        return same
 
     def close(self) -> None:
         """Give back connections and open files; they are made again when needed."""
@@ -82,7 +90,8 @@ class ChunkStore:
     ) -> ChunkWriter:
         """A writer that asks `claims` instead of the catalog; see `writer`."""
         way = Way(self.sealer is not None, self.storage.copies)
-        encoder = Encoder(self.compression, self.pace, way, self._may_rest, partial(self.raw, scratch=Scratch()))
+        raw = partial(self.raw, scratch=Scratch())
+        encoder = Encoder(self.compression, self.pace, way, self._may_rest, raw, background=self.background)
         lost = self.catalog.lost().keys() if refuse is not None else frozenset[bytes]()
         return ChunkWriter(self.storage, claims, self.payloads, encoder, refuse, lost, advance)
 

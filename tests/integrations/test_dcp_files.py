@@ -39,9 +39,8 @@ from ckptstore.errors import (
     StorageError,
 )
 from ckptstore.format.manifest import Container, Entry, Manifest, ValueEntry
-from ckptstore.integrations import dcp_safetensors, dcp_saving
 from ckptstore.integrations.dcp import StoreWriter
-from ckptstore.integrations.dcp_files import export_dcp, import_dcp
+from ckptstore.integrations.dcp_files import export_dcp, import_dcp, packed, saving
 from ckptstore.operations.loading.renumbering import renumbered
 from ckptstore.state.paths import segment
 from ckptstore.testing.equality import assert_same
@@ -425,7 +424,7 @@ def test_an_export_is_what_dcp_saves_of_a_checkout(tmp_path_factory, state):
 
 
 def test_an_export_of_several_files(store, monkeypatch):
-    monkeypatch.setattr(dcp_saving, "_FILE_BYTES", 5000)
+    monkeypatch.setattr(saving, "_FILE_BYTES", 5000)
     weights = [torch.arange(count * 1.0) for count in (10, 2000, 0, 1200, 3)]
     state = {"w": weights, "pair": (torch.ones(900), 5), "n": 7}
     store.commit(state, step=1)
@@ -644,4 +643,4 @@ def test_a_folder_of_safetensors_that_are_not_whole(store, tmp_path, spoil, mess
 
 def test_a_header_of_no_bytes_is_none(tmp_path):
     (tmp_path / "file").write_bytes(bytes(8) + b"{" + bytes(1 << 20))
-    assert dcp_safetensors._header(tmp_path / "file", 0) == (None, 0)
+    assert packed._header(tmp_path / "file", 0) == (None, 0)

@@ -235,7 +235,7 @@ class Background:
             if group is not None or staged.flat.sharded:
                 return self._commit_together(wish, group, advance)
             staged.prepare()
-            return commit(self._chunks, staged.flat, wish.draft(), advance)
+            return commit(self._chunks.in_background(), staged.flat, wish.draft(), advance)
         except BaseException as error:
             error.add_note(f"this is of the commit in the background of step {wish.step} of run {wish.run!r}")
             raise
@@ -248,7 +248,8 @@ class Background:
         try:
             from ckptstore.operations.ranks.together import commit_together
 
-            return commit_together(self._chunks, self._channels.ranks(group), wish, lambda _: advance)
+            chunks = self._chunks.in_background()
+            return commit_together(chunks, self._channels.ranks(group), wish, lambda _: advance)
         except BaseException as error:
             self._channels.leave(group, error)
             raise
