@@ -64,7 +64,8 @@ def open_store(
             `best`: also only what changed since the parent's chunk, where that saves an eighth; and of commits that are
             one step of torch.optim.Adam or AdamW apart, only what the step's arithmetic does not tell, which makes
             checkouts slower. `auto`: as `best` without the latter, or `fast`, where the storage is so slow
-            that the commit ends sooner; otherwise only what shrinks to less than half at once, such as zeros and masks.
+            that the commit ends sooner (on a local disk that is slower still for `commit_async`, since training needs
+            the cores); otherwise only what shrinks to less than half at once, such as zeros and masks.
         storage_options: what fsspec passes on to the file system of a URL.
         encrypt: seal what is stored with a key, when the store is made; later, refuse one that was made without.
         key_file: a file with the passphrase of an encrypted store; by default the one that CKPTSTORE_KEY_FILE in the
