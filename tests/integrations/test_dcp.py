@@ -255,8 +255,16 @@ def test_leaves_of_a_record_are_loaded_into_a_dict(store):
     assert load({"v": {"one": 0, "other": 0}, "w": {"lr": 0}}, store) == {"v": {"one": 1, "other": 2}, "w": {"lr": 0.1}}
 
 
+EMPTY = [b"", [b"", 1], np.zeros((0, 3)), np.str_("")]
+"""Torch pickles these by a call of `bytes`."""
+
+
 @pytest.mark.parametrize(
-    "value", [COMPOUND[0], *COMPOUND[2:6], np.float64(3), dt.datetime(2024, 2, 29, tzinfo=dt.UTC), pathlib.Path("x")]
+    "value",
+    [
+        *(COMPOUND[0], *COMPOUND[2:6], *EMPTY),
+        *(np.float64(3), dt.datetime(2024, 2, 29, tzinfo=dt.UTC), pathlib.Path("x")),
+    ],
 )
 def test_values_of_known_types_come_from_planners_of_dcp(store, value):
     save({"v": value}, store)

@@ -12,6 +12,7 @@ from datetime import date
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -42,6 +43,7 @@ from ckptstore.format.manifest import Container, Entry, Manifest, ValueEntry
 from ckptstore.integrations import dcp_safetensors, dcp_saving
 from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.integrations.dcp_files import export_dcp, import_dcp
+from ckptstore.integrations.torch_save import import_torch
 from ckptstore.operations.loading.renumbering import renumbered
 from ckptstore.state.paths import segment
 from ckptstore.testing.equality import assert_same
@@ -344,6 +346,16 @@ def test_metadata_changes_no_class(store, sharded):
     )
     refused(store, sharded, "version|no whole")
     assert StorageMeta.__doc__ != "spoilt"
+
+
+def test_values_that_torch_pickles_by_a_call(store):
+    save({"a": b"", "b": np.zeros((0, 3)), "w": torch.ones(2)}, "saved")
+    torch.save({"a": b"", "b": np.zeros((0, 3)), "w": torch.ones(2)}, "saved.pt")
+    import_dcp(store, "saved", step=1)
+    import_torch(store, "saved.pt", step=2)
+    for step in (1, 2):
+        state = store.checkout(step)
+        assert state["a"] == b"" and state["b"].shape == (0, 3)
 
 
 def test_values_run_no_code(store):
