@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,5 +75,5 @@ def _plain_classes() -> list[Any]:
     dtypes = {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
     paths = (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath)
     times = (date, datetime, time, timedelta, timezone)
-    plain = (frozenset, range, slice, bytes)  # bytes stands there for empty ones, as of empty arrays
+    plain = (frozenset, range, slice, bytes, io.BytesIO)  # bytes stands there for empty ones, as of empty arrays
     return [*makers, np.ndarray, np.dtype, *dtypes, *paths, *times, *plain]

@@ -329,13 +329,26 @@ def test_pickles_are_asked_for_twice(store, planner):
     assert load({"odd": 0}, store, allow_pickle=True) == state
 
 
+@pytest.mark.parametrize("allow_pickle", [False, True])
+@pytest.mark.parametrize("saver", ["commit", None, StoreSavePlanner()])
+def test_streams_of_bytes_are_values(store, saver, allow_pickle):
+    state: Any = {"losses": io.BytesIO(b"any bytes"), "both": (1, io.BytesIO(b"others"))}
+    if saver == "commit":
+        store.commit(state, step=1)
+    else:
+        save(state, store, planner=saver, allow_pickle=allow_pickle)
+    for planner in (None, StoreLoadPlanner()):
+        found = load({"losses": io.BytesIO(), "both": None}, store, planner=planner, allow_pickle=allow_pickle)
+        assert (found["losses"].read(), found["both"][1].read()) == (b"any bytes", b"others")
+
+
 def test_what_a_planner_made_of_a_value_is_kept_as_bytes(store):
     class Own(DefaultSavePlanner):
         def transform_object(self, write_item, value):
             return io.BytesIO(b"own form") if value == 7 else super().transform_object(write_item, value)
 
     save({"x": 7}, store, planner=Own(), allow_pickle=True)
-    assert store.checkout(1)["x"].getvalue() == b"own form"
+    assert store.checkout(1, allow_pickle=True)["x"].getvalue() == b"own form"
 
 
 # errors

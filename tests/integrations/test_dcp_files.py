@@ -349,13 +349,13 @@ def test_metadata_changes_no_class(store, sharded):
 
 
 def test_values_that_torch_pickles_by_a_call(store):
-    save({"a": b"", "b": np.zeros((0, 3)), "w": torch.ones(2)}, "saved")
-    torch.save({"a": b"", "b": np.zeros((0, 3)), "w": torch.ones(2)}, "saved.pt")
+    save({"a": b"", "b": np.zeros((0, 3)), "c": io.BytesIO(b"x"), "w": torch.ones(2)}, "saved")
+    torch.save({"a": b"", "b": np.zeros((0, 3)), "c": io.BytesIO(b"x"), "w": torch.ones(2)}, "saved.pt")
     import_dcp(store, "saved", step=1)
     import_torch(store, "saved.pt", step=2)
     for step in (1, 2):
         state = store.checkout(step)
-        assert state["a"] == b"" and state["b"].shape == (0, 3)
+        assert state["a"] == b"" and state["b"].shape == (0, 3) and state["c"].getvalue() == b"x"
 
 
 def test_values_run_no_code(store):

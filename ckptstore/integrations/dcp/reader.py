@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +16,12 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ckptstore.catalog.records import LATEST
-from ckptstore.errors import InvalidArgument, StateError
+from ckptstore.errors import InvalidArgument, PickleRefused, StateError
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.integrations.dcp.manifests import metadata_of
 from ckptstore.integrations.dcp.names import own_names
 from ckptstore.integrations.dcp.place import Place
-from ckptstore.integrations.dcp.values import given_back
+from ckptstore.integrations.dcp.values import given_back, given_back_unpickled
 from ckptstore.integrations.trees import KeyPath
 from ckptstore.operations.address import Ref, check_name, resolve
 from ckptstore.operations.loading.boxes import Box, fill_boxes
@@ -151,11 +152,17 @@ class StoreReader(StorageReader):
             raise StateError(f"{name!r}: a plain value in the commit, a tensor in the target")
         return Box(entry, tuple(item.storage_offsets), tuple(item.lengths), target, name)
 
-    def _read_value(self, name: str) -> Any:
-        view, path = self._known, self._paths[name]
-        options: dict[str, Any] = {"allow_pickle": self._allow_pickle, "budget": self._budget}
-        value = read(self._place.parts(), view, path, ..., None, **options)
-        return given_back(name, value, allow_pickle=self._allow_pickle)
+    def _read_value(self, name: str) -> io.BytesIO:
+        try:
+            return given_back(self._value(name, allow_pickle=False))
+        except PickleRefused:
+            if not self._allow_pickle:
+                raise
+            return given_back_unpickled(self._value(name, allow_pickle=True))
+
+    def _value(self, name: str, *, allow_pickle: bool) -> object:
+        chunks, path = self._place.parts(), self._paths[name]
+        return read(chunks, self._known, path, ..., None, allow_pickle=allow_pickle, budget=self._budget)
 
     @property
     def _known(self) -> ManifestView:
