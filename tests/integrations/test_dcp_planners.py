@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -54,6 +55,30 @@ def test_tilings_share_chunks(store):
         save(state_of(tensors(), 7), storage_writer=StoreWriter(store, step=step), planner=TiledSavePlanner(tiling))
     assert store.stats().packs == {"live": 1}
     assert store.read(3, "weight", index=(slice(10, 200), 3)).equal(tensors()["weight"][10:200, 3])
+
+
+class Buffering(DefaultLoadPlanner):
+    """Has memory for one tensor at a time, as `resolve_tensor` and `commit_tensor` are called in pairs."""
+
+    buffer = torch.empty(301 * 67)
+    waiting: torch.Tensor | None = None
+
+    def resolve_tensor(self, read_item):
+        assert self.waiting is None
+        self.waiting = super().resolve_tensor(read_item)
+        return self.buffer[: self.waiting.numel()].view(self.waiting.shape)
+
+    def commit_tensor(self, read_item, tensor):
+        assert self.waiting is not None
+        self.waiting.copy_(tensor)
+        self.waiting = None
+
+
+def test_a_planner_gets_one_tensor_after_the_other(store):
+    store.commit({"model": tensors()}, step=1)
+    found = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+    load({"model": found}, storage_reader=StoreReader(store, step=1), planner=Buffering())
+    assert [name for name, tensor in tensors().items() if not tensor.equal(found[name])] == []
 
 
 class Losing(TiledSavePlanner):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
@@ -51,7 +52,8 @@ class StoreReader(StorageReader):
     A load raises, wrapped in DCP's CheckpointException:
         InvalidArgument: ranks found different commits, since one was made meanwhile; or a rank may get another's own,
             for want of `process_group`.
-        StateError: a tensor of another dtype, or one that can not be filled in place; nothing was written to any.
+        StateError: a tensor of another dtype, or one that can not be filled in place; nothing was written to any,
+            unless the planner has a `commit_tensor` of its own.
         PickleRefused: a value that is a pickle.
         CorruptData: stored bytes are damaged.
     """
@@ -140,10 +142,11 @@ class StoreReader(StorageReader):
         return done
 
     def _read_tensors(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-        boxes = [self._box(item, planner.resolve_tensor(item)) for item in items]
-        fill_boxes(self._place.parts(), boxes, allow_cast=self._allow_cast, budget=self._budget)
-        for item, box in zip(items, boxes, strict=True):
-            planner.commit_tensor(item, box.target)
+        for together in _at_once(items, planner):
+            boxes = [self._box(item, planner.resolve_tensor(item)) for item in together]
+            fill_boxes(self._place.parts(), boxes, allow_cast=self._allow_cast, budget=self._budget)
+            for item, box in zip(together, boxes, strict=True):
+                planner.commit_tensor(item, box.target)
 
     def _box(self, item: ReadItem, target: torch.Tensor) -> Box:
         name = item.storage_index.fqn
@@ -170,3 +173,16 @@ class StoreReader(StorageReader):
             self.read_metadata()
         assert self._view is not None
         return self._view
+
+
+def _at_once(items: Sequence[ReadItem], planner: LoadPlanner) -> Iterable[Sequence[ReadItem]]:
+    """The items that are filled together: all, or where the planner does something with each, those of one tensor.
+
+    It may have memory for one only: DCP calls `resolve_tensor` and `commit_tensor` in pairs.
+    """
+    if getattr(planner.commit_tensor, "__func__", None) is DefaultLoadPlanner.commit_tensor:
+        return [items]
+    named: dict[str, list[ReadItem]] = {}
+    for item in items:
+        named.setdefault(item.storage_index.fqn, []).append(item)
+    return named.values()
