@@ -448,6 +448,13 @@ def test_a_tensor_that_is_not_dense_is_refused(store, form):
     assert "'x'" in str(refused) and form in str(refused)
 
 
+def test_a_tensor_without_memory_is_refused(store):
+    """As those of the other stages of a pipeline, where each process has made its own alone."""
+    refused = failure(lambda: save({"x": torch.empty(3, device="meta")}, store))
+    assert isinstance(refused, ckptstore.UnsupportedLeaf)
+    assert re.search(r"'x'.*meta device.*to_empty", str(refused))
+
+
 # asynchronous saves
 
 
