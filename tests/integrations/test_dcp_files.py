@@ -372,6 +372,14 @@ def test_pickles_that_are_allowed(store):
     assert state["a"] == Fraction(1, 2) and state["b"]["c"] is io.StringIO
 
 
+def test_arrays_of_objects_are_not_taken_for_damage(store):
+    """Torch has another message for their dtype than for what it does not know at all."""
+    save({"a": np.array([1, "x"], dtype=object), "w": torch.ones(2)}, "saved")
+    refused(store, "saved", "'a', holds a numpy.*Object.*allow pickles")
+    with pytest.raises(ckptstore.UnsupportedLeaf, match="'a': a numpy array"):
+        import_dcp(store, "saved", step=1, allow_pickle=True)
+
+
 def test_random_damage_never_commits_in_part(store, sharded):
     rng = torch.Generator().manual_seed(0)
     file = sharded / ".metadata"
