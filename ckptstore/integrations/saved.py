@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from typing import IO, Any
 from ckptstore.errors import FormatError
 from ckptstore.locks import Lock
 
-_REFUSED_TYPE = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")
+_REFUSED_TYPE = re.compile(
+    r"GLOBAL (\S+) (?:was not an allowed global|whose module)|`add_safe_globals`,? but got <class '([^']+)'>"
+)
 _ALLOWING = Lock()
 """What torch allows, it allows to all threads: the first to leave would take it from the others."""
 
@@ -51,7 +54,7 @@ def _other_import(source: str) -> str:
 def refused_type(error: Exception) -> str | None:
     """What the loading of a pickle ended at, as it may run any code, if that is the error."""
     found = _REFUSED_TYPE.search(str(error))
-    return found[1] if found else None
+    return found[1] or found[2] if found else None
 
 
 @contextmanager
@@ -74,5 +77,5 @@ def _plain_classes() -> list[Any]:
     dtypes = {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
     paths = (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath)
     times = (date, datetime, time, timedelta, timezone)
-    plain = (frozenset, range, slice)
+    plain = (frozenset, range, slice, bytes, io.BytesIO)  # bytes stands there for empty ones, as of empty arrays
     return [*makers, np.ndarray, np.dtype, *dtypes, *paths, *times, *plain]

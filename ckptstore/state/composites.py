@@ -33,11 +33,16 @@ def is_dense(tensor: Tensor) -> bool:
     return plain and not tensor.is_meta and not tensor.is_nested
 
 
-def open_composite(tensor: Tensor, path: str) -> Opened:
-    """A tensor that is not dense, as a container of dense ones. Raises UnsupportedLeaf."""
+def require_memory(tensor: Tensor, path: str) -> None:
+    """Raises UnsupportedLeaf for a tensor on the meta device."""
     if tensor.is_meta:
         advice = "it has no memory: call its module's to_empty(device=…) first, or make it on another device"
         raise UnsupportedLeaf(path, "a tensor on the meta device", advice, use="store or fill")
+
+
+def open_composite(tensor: Tensor, path: str) -> Opened:
+    """A tensor that is not dense, as a container of dense ones. Raises UnsupportedLeaf."""
+    require_memory(tensor, path)
     bare = tensor.detach()
     if tensor.is_quantized:
         opened = _open_quantised(bare, path)

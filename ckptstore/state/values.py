@@ -56,8 +56,16 @@ def encode(value: object, path: str, *, allow_pickle: bool = False) -> Value:
     if kind is not None:
         return _encode_kind(kind, value, path)
     if allow_pickle:
-        return {"pickle": _pickled(value, path)}
+        return pickled(value, path)
     raise UnsupportedLeaf(path, type_name(value), _ADVICE)
+
+
+def pickled(value: object, path: str) -> Value:
+    """The encoded form of any value, as a pickle. Raises UnsupportedLeaf when it cannot be pickled."""
+    try:
+        return {"pickle": pickle.dumps(value, protocol=5)}
+    except Exception as error:  # a class's own code runs here and may raise anything
+        raise UnsupportedLeaf(path, type_name(value), f"it cannot be pickled either: {error}") from error
 
 
 def decode(encoded: Value, path: str, *, allow_pickle: bool = False) -> object:
@@ -191,13 +199,6 @@ def _sort(encoded: list[Any]) -> None:
     """By their msgpack; of natural numbers that is their order."""
     natural = set(map(type, encoded)) == {int} and min(encoded) >= 0
     encoded.sort(key=None if natural else _sort_key)
-
-
-def _pickled(value: object, path: str) -> bytes:
-    try:
-        return pickle.dumps(value, protocol=5)
-    except Exception as error:  # a class's own code runs here and may raise anything
-        raise UnsupportedLeaf(path, type_name(value), f"it cannot be pickled either: {error}") from error
 
 
 def _unpickled(data: bytes, path: str, *, allow_pickle: bool) -> object:

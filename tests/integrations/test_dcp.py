@@ -255,8 +255,16 @@ def test_leaves_of_a_record_are_loaded_into_a_dict(store):
     assert load({"v": {"one": 0, "other": 0}, "w": {"lr": 0}}, store) == {"v": {"one": 1, "other": 2}, "w": {"lr": 0.1}}
 
 
+EMPTY = [b"", [b"", 1], np.zeros((0, 3)), np.str_("")]
+"""Torch pickles these by a call of `bytes`."""
+
+
 @pytest.mark.parametrize(
-    "value", [COMPOUND[0], *COMPOUND[2:6], np.float64(3), dt.datetime(2024, 2, 29, tzinfo=dt.UTC), pathlib.Path("x")]
+    "value",
+    [
+        *(COMPOUND[0], *COMPOUND[2:6], *EMPTY),
+        *(np.float64(3), dt.datetime(2024, 2, 29, tzinfo=dt.UTC), pathlib.Path("x")),
+    ],
 )
 def test_values_of_known_types_come_from_planners_of_dcp(store, value):
     save({"v": value}, store)
@@ -321,13 +329,26 @@ def test_pickles_are_asked_for_twice(store, planner):
     assert load({"odd": 0}, store, allow_pickle=True) == state
 
 
+@pytest.mark.parametrize("allow_pickle", [False, True])
+@pytest.mark.parametrize("saver", ["commit", None, StoreSavePlanner()])
+def test_streams_of_bytes_are_values(store, saver, allow_pickle):
+    state: Any = {"losses": io.BytesIO(b"any bytes"), "both": (1, io.BytesIO(b"others"))}
+    if saver == "commit":
+        store.commit(state, step=1)
+    else:
+        save(state, store, planner=saver, allow_pickle=allow_pickle)
+    for planner in (None, StoreLoadPlanner()):
+        found = load({"losses": io.BytesIO(), "both": None}, store, planner=planner, allow_pickle=allow_pickle)
+        assert (found["losses"].read(), found["both"][1].read()) == (b"any bytes", b"others")
+
+
 def test_what_a_planner_made_of_a_value_is_kept_as_bytes(store):
     class Own(DefaultSavePlanner):
         def transform_object(self, write_item, value):
             return io.BytesIO(b"own form") if value == 7 else super().transform_object(write_item, value)
 
     save({"x": 7}, store, planner=Own(), allow_pickle=True)
-    assert store.checkout(1)["x"].getvalue() == b"own form"
+    assert store.checkout(1, allow_pickle=True)["x"].getvalue() == b"own form"
 
 
 # errors
@@ -425,6 +446,13 @@ def test_a_tensor_that_is_not_dense_is_refused(store, form):
     refused = failure(lambda: save({"x": made}, store))
     assert isinstance(refused, ckptstore.UnsupportedLeaf)
     assert "'x'" in str(refused) and form in str(refused)
+
+
+def test_a_tensor_without_memory_is_refused(store):
+    """As those of the other stages of a pipeline, where each process has made its own alone."""
+    refused = failure(lambda: save({"x": torch.empty(3, device="meta")}, store))
+    assert isinstance(refused, ckptstore.UnsupportedLeaf)
+    assert re.search(r"'x'.*meta device.*to_empty", str(refused))
 
 
 # asynchronous saves

@@ -34,7 +34,7 @@ def manifest_of(metadata: Metadata, branches: Mapping[str, Branch], written: Rep
     """The manifest of what ranks wrote, by DCP's metadata of what they had planned, and what some values are made of.
 
     Raises:
-        StateError: a leaf or a part of one that nobody wrote; keys that do not make a tree.
+        StateError: a leaf or a part of one that nobody wrote; keys that do not make a tree; what is no key.
     """
     planned = metadata.state_dict_metadata
     keys = _all_keys(metadata)
@@ -86,10 +86,20 @@ class _Found(dict[str, _Stored]):
 
 def _all_keys(metadata: Metadata) -> dict[str, KeyPath]:
     """Name → keys, in the order of the state, which does not depend on who wrote what."""
-    planner_data: Any = metadata.planner_data
-    known = planner_data if isinstance(planner_data, Mapping) else {}
-    keys = {name: found for name, found in known.items() if isinstance(found, tuple)}
+    keys = _known_keys(metadata.planner_data)
     return keys | {name: (name,) for name in metadata.state_dict_metadata if name not in keys}
+
+
+def _known_keys(planner_data: Any) -> dict[str, KeyPath]:
+    """Raises StateError for what a planner adds to DCP's metadata beside keys, since no load would find it again."""
+    if planner_data is None:
+        return {}
+    found = planner_data.items() if isinstance(planner_data, Mapping) else [("planner_data", planner_data)]
+    for name, keys in found:
+        if not isinstance(keys, tuple):
+            problem = f"{name!r}: the planner adds a {type(keys).__name__} to DCP's metadata"
+            raise StateError(f"{problem}, which a commit does not keep: put it into the state")
+    return dict(found)
 
 
 def _form(form: TensorStorageMetadata, division: Division) -> TensorEntry:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ckptstore.catalog.records import LATEST
-from ckptstore.errors import InvalidArgument, StateError
+from ckptstore.errors import InvalidArgument, PickleRefused, StateError
 from ckptstore.format.manifest import TensorEntry
 from ckptstore.integrations.dcp.manifests import metadata_of
 from ckptstore.integrations.dcp.names import own_names
 from ckptstore.integrations.dcp.place import Place
-from ckptstore.integrations.dcp.values import given_back
+from ckptstore.integrations.dcp.values import given_back, given_back_unpickled
 from ckptstore.integrations.trees import KeyPath
 from ckptstore.operations.address import Ref, check_name, resolve
 from ckptstore.operations.loading.boxes import Box, fill_boxes
@@ -50,7 +52,8 @@ class StoreReader(StorageReader):
     A load raises, wrapped in DCP's CheckpointException:
         InvalidArgument: ranks found different commits, since one was made meanwhile; or a rank may get another's own,
             for want of `process_group`.
-        StateError: a tensor of another dtype, or one that can not be filled in place; nothing was written to any.
+        StateError: a tensor of another dtype, or one that can not be filled in place; nothing was written to any,
+            unless the planner has a `commit_tensor` of its own.
         PickleRefused: a value that is a pickle.
         CorruptData: stored bytes are damaged.
     """
@@ -139,10 +142,11 @@ class StoreReader(StorageReader):
         return done
 
     def _read_tensors(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-        boxes = [self._box(item, planner.resolve_tensor(item)) for item in items]
-        fill_boxes(self._place.parts(), boxes, allow_cast=self._allow_cast, budget=self._budget)
-        for item, box in zip(items, boxes, strict=True):
-            planner.commit_tensor(item, box.target)
+        for together in _at_once(items, planner):
+            boxes = [self._box(item, planner.resolve_tensor(item)) for item in together]
+            fill_boxes(self._place.parts(), boxes, allow_cast=self._allow_cast, budget=self._budget)
+            for item, box in zip(together, boxes, strict=True):
+                planner.commit_tensor(item, box.target)
 
     def _box(self, item: ReadItem, target: torch.Tensor) -> Box:
         name = item.storage_index.fqn
@@ -151,11 +155,17 @@ class StoreReader(StorageReader):
             raise StateError(f"{name!r}: a plain value in the commit, a tensor in the target")
         return Box(entry, tuple(item.storage_offsets), tuple(item.lengths), target, name)
 
-    def _read_value(self, name: str) -> Any:
-        view, path = self._known, self._paths[name]
-        options: dict[str, Any] = {"allow_pickle": self._allow_pickle, "budget": self._budget}
-        value = read(self._place.parts(), view, path, ..., None, **options)
-        return given_back(name, value, allow_pickle=self._allow_pickle)
+    def _read_value(self, name: str) -> io.BytesIO:
+        try:
+            return given_back(self._value(name, allow_pickle=False))
+        except PickleRefused:
+            if not self._allow_pickle:
+                raise
+            return given_back_unpickled(self._value(name, allow_pickle=True))
+
+    def _value(self, name: str, *, allow_pickle: bool) -> object:
+        chunks, path = self._place.parts(), self._paths[name]
+        return read(chunks, self._known, path, ..., None, allow_pickle=allow_pickle, budget=self._budget)
 
     @property
     def _known(self) -> ManifestView:
@@ -163,3 +173,16 @@ class StoreReader(StorageReader):
             self.read_metadata()
         assert self._view is not None
         return self._view
+
+
+def _at_once(items: Sequence[ReadItem], planner: LoadPlanner) -> Iterable[Sequence[ReadItem]]:
+    """The items that are filled together: all, or where the planner does something with each, those of one tensor.
+
+    It may have memory for one only: DCP calls `resolve_tensor` and `commit_tensor` in pairs.
+    """
+    if getattr(planner.commit_tensor, "__func__", None) is DefaultLoadPlanner.commit_tensor:
+        return [items]
+    named: dict[str, list[ReadItem]] = {}
+    for item in items:
+        named.setdefault(item.storage_index.fqn, []).append(item)
+    return named.values()

@@ -16,7 +16,7 @@ from ckptstore.locks import Lock
 from ckptstore.operations.ranks.dealing import Shard
 from ckptstore.operations.ranks.parts import Part
 from ckptstore.state.clones import on_host
-from ckptstore.state.composites import is_dense
+from ckptstore.state.composites import is_dense, require_memory
 from ckptstore.state.devices.staging import DeviceStager
 from ckptstore.state.tensors import TensorLeaf, require_storable
 
@@ -75,6 +75,7 @@ def _resolved(item: WriteItem, planner: SavePlanner) -> Tensor:
     form, path, found = item.tensor_data, item.index.fqn, planner.resolve_data(item)
     assert form is not None
     assert isinstance(found, Tensor)
+    require_memory(found, path)
     if not is_dense(found):
         kind = "a quantized tensor" if found.is_quantized else f"a tensor of layout {found.layout}"
         raise UnsupportedLeaf(path, kind, "save its dense parts")

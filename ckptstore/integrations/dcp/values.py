@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import torch
 
-from ckptstore.errors import PickleRefused, StateError, UnsupportedLeaf
+from ckptstore.errors import StateError, UnsupportedLeaf
 from ckptstore.format.manifest import Value
 from ckptstore.integrations.dcp.names import is_taken_apart
 from ckptstore.integrations.saved import plain_values_allowed, refused_type
 from ckptstore.state.tree import Flat, flatten_at
-from ckptstore.state.values import encode, type_name
+from ckptstore.state.values import encode, pickled, type_name
 
 
 class PlainValue(io.BytesIO):
@@ -38,7 +38,7 @@ def taken(name: str, path: str, given: object, *, allow_pickle: bool) -> Value |
         return _taken(name, path, _loaded(name, given), allow_pickle=False)
     except StateError:
         if allow_pickle:
-            return encode(io.BytesIO(given.getvalue()), name)
+            return pickled(io.BytesIO(given.getvalue()), name)
         raise
 
 
@@ -79,13 +79,14 @@ def _loaded(name: str, given: io.BytesIO) -> object:
         raise UnsupportedLeaf(name, kind, advice) from error
 
 
-def given_back(path: str, value: object, *, allow_pickle: bool) -> io.BytesIO:
-    """What planners read of a value of the store. Raises PickleRefused for bytes that a planner made."""
-    if type(value) is not io.BytesIO:
-        return PlainValue(value, _saved(value))
-    if not allow_pickle:
-        raise PickleRefused(f"{path!r} is a pickle, which can run any code: pass allow_pickle=True if you trust it")
-    return io.BytesIO(value.getvalue())
+def given_back(value: object) -> PlainValue:
+    """What planners read of a plain value of the store."""
+    return PlainValue(value, _saved(value))
+
+
+def given_back_unpickled(value: object) -> io.BytesIO:
+    """What planners read of what was stored as a pickle: an object, or the bytes that a planner made of one."""
+    return io.BytesIO(value.getvalue()) if type(value) is io.BytesIO else given_back(value)
 
 
 def _saved(value: object) -> bytes:
