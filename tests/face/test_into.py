@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import sys
 import threading
@@ -310,6 +311,27 @@ def test_random_state_is_loaded_last(store):
     expected = torch.rand(5)
     store.checkout(0, into={"rng": ckptstore.RNGState(), "other": Drawing(x=2)})
     assert torch.equal(torch.rand(5), expected)
+
+
+@pytest.mark.parametrize("how", ["commit", "commit_async"])
+@pytest.mark.parametrize("names", [*itertools.permutations(["first", "rng", "other"])], ids="-".join)
+def test_random_state_is_asked_for_last(store, how, names):
+    """Who gives its state may draw numbers for that, as torchdata's loaders do."""
+
+    class Drawing(Counting):
+        def state_dict(self) -> Any:
+            random.random()
+            torch.rand(3)
+            return super().state_dict()
+
+    objects: dict[str, Any] = {"rng": ckptstore.RNGState(), "other": {"deep": [Drawing(x=1)]}, "first": Drawing(x=2)}
+    state = {name: objects[name] for name in names}
+    made = getattr(store, how)(state, step=0)
+    expected = random.random(), torch.rand(5)
+    assert getattr(made, "result", lambda: made)().step == 0
+    assert list(store.checkout(0)) == list(names)
+    store.checkout(0, into=state)
+    assert random.random() == expected[0] and torch.equal(torch.rand(5), expected[1])
 
 
 @pytest.mark.parametrize("key", ["rng_state", "torch"])
