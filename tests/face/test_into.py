@@ -1249,6 +1249,28 @@ def test_a_sparse_tensor_into_another_kind(store, other):
     assert_same(other, before)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["sparse", "quantised"])
+def test_a_tensor_that_is_dense_on_one_side_only(store, name, strict):
+    """It is told as what it is, and not left out where one is not strict."""
+    other = {
+        "sparse": lambda it: it.to_sparse(),
+        "quantised": lambda it: torch.quantize_per_tensor(it, 0.5, 0, torch.qint8),
+    }[name]
+    store.commit({"s": {"t": other(torch.ones(60)), "x": 1}}, step=0)
+    store.commit({"s": {"t": torch.ones(60), "x": 1}}, step=1)
+    for step, live, told in (
+        (0, torch.zeros(60), r"s/t: .* in the commit, a dense tensor in the target"),
+        (1, other(torch.zeros(60)), r"s/t: a dense tensor in the commit, .* in the target"),
+    ):
+        target: dict[str, Any] = {"s": {"t": live, "x": 2}}
+        with pytest.raises(StateMismatch, match=told):
+            store.checkout(step, into=target, strict=strict)
+        assert target["s"]["x"] == 2 and not (live.to_dense() if live.is_sparse else live.dequantize()).any()
+        store.checkout(step, into=target, paths="s/x")
+        assert target["s"]["x"] == 1
+
+
 def test_a_quantised_tensor_of_another_scale(store):
     store.commit({"q": torch.quantize_per_tensor(torch.ones(100), 0.5, 0, torch.qint8)}, step=0)
     target = {"q": torch.quantize_per_tensor(torch.zeros(100), 0.25, 0, torch.qint8)}
