@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ import ckptstore
 from ckptstore.integrations.safetensors import export_safetensors
 
 STEPS, EVERY, KILL_AT = 30, 4, 18
+
+
+class _Trained(Exception):
+    """There is nothing left to do."""
 
 
 class StoreCallback(TrainerCallback):
@@ -43,12 +48,15 @@ class StoreCallback(TrainerCallback):
         with tempfile.TemporaryDirectory() as folder:
             export_safetensors(self._store, step, Path(folder, "model.safetensors"), name="model")
             Path(folder, "trainer_state.json").write_text(trainer_state["trainer"])
-            trainer.train(resume_from_checkpoint=folder)
+            with suppress(_Trained):
+                trainer.train(resume_from_checkpoint=folder)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Take optimizer and schedule from the commit, too."""
+        """Take optimizer and schedule from the commit, too. Trainer would take one more step after the last one."""
         if self._resumes:
             self._store.checkout(state.global_step, into=_live(given))
+            if state.global_step >= state.max_steps:
+                raise _Trained
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The last step is logged by now, and the next batch drawn: so it is the moment for random states."""

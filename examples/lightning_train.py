@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,10 @@ class StoreIO(CheckpointIO):
         return state
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Delete the step; gc frees its space."""
-        self._store.delete(*self._steps(path))
+        """Delete the step, unless it is tagged, or gone already; gc frees its space."""
+        for step in self._steps(path):
+            with suppress(ckptstore.StepProtected, ckptstore.StepNotFound):
+                self._store.delete(step)
 
     def teardown(self) -> None:
         """Wait for the last commit, and raise what failed."""
@@ -68,7 +71,7 @@ class RandomState(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep them until the fit begins, and data loaders draw numbers."""
-        self._loaded = checkpoint["rng"]
+        self._loaded = checkpoint.get("rng")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set them."""

@@ -14,9 +14,9 @@ from ckptstore.manager.agreement import Agreement, Ballot
 from ckptstore.manager.preemption import PreemptionWatch
 from ckptstore.manager.saves import Saves
 from ckptstore.manager.saving import Moment, SavePolicy, as_policy
-from ckptstore.manager.upkeep import Upkeep
+from ckptstore.manager.upkeep import Newest, Upkeep
 from ckptstore.operations.address import Ref, check_step
-from ckptstore.operations.collecting.retention import KeepBest, KeepLast, Policy, kept_by
+from ckptstore.operations.collecting.retention import KeepBest, Policy, kept_by
 from ckptstore.operations.collecting.terms import DEFAULT_GRACE, check_terms
 from ckptstore.operations.paths import as_globs
 from ckptstore.progress import ProgressCallback
@@ -79,8 +79,9 @@ class CheckpointManager:
             store: an open store; its run is the one that is saved to and restored from.
             save_interval: save the steps that it divides; or a policy, as `SaveEvery(100) | SaveAt({1, 10})`.
             keep: what to keep of the run, as `KeepLast(3) | KeepBest("loss")`; all by default. After each commit that
-                became durable the rest is dropped in the background. The newest and tagged commits always stay. A
-                KeepBest whose metric no commit has is warned of; where nothing else keeps any, none is dropped.
+                became durable the rest is dropped in the background. The highest step, the commit that was made last
+                and tagged ones always stay. A KeepBest whose metric no commit has is warned of; where nothing else
+                keeps any, none is dropped.
             grace: seconds for which a dropped step can be restored, and takes up space.
             async_: whether `save` returns before the commit is durable.
             just_in_time: see `Store.commit_async`; False where others than optimizers' steps change parameters.
@@ -216,7 +217,7 @@ class CheckpointManager:
 
         Args:
             step: as for `Store.checkout`; by default the newest complete one, in a process group rank 0's: then all
-                ranks call this.
+                ranks call this. A step whose save is in flight is waited for.
             into: an app state to be filled.
             paths: see `Store.checkout`.
             strict: see `Store.checkout`.
@@ -230,10 +231,13 @@ class CheckpointManager:
             StateMismatch: with `into`; nothing was changed.
             PathNotFound, BudgetTooSmall, InvalidArgument: as for `Store.checkout`.
             CorruptData: stored bytes are damaged.
+            CkptStoreError: what failed of the save that was waited for.
         """
         chosen = self._agreement.from_first(self._store.latest) if step is None else step
         if chosen is None:
             raise StepNotFound(f"run {self._store.run!r} of {self._store.url} has no step yet: ask latest_step() first")
+        if chosen == self._saves.last.step:
+            self._saves.land()
         return self._store.checkout(
             chosen,
             into=into,
@@ -252,6 +256,8 @@ class CheckpointManager:
     def _save(
         self, step: int, state: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, force: bool, background: bool
     ) -> bool:
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise InvalidArgument(f"metrics is a {type(metrics).__name__}: give a dict; force= is given by name")
         decision = self._agree(step)
         if not force and not self._wants(decision):
             return False
@@ -299,7 +305,11 @@ class CheckpointManager:
             warnings.warn(f"keep={self._keep}: {doubt}", stacklevel=1)
             if not kept_by(self._keep, commits):
                 return
-        self._store.plan_gc(self._keep | KeepLast(1), grace=self._grace).execute()
+        newest = Newest()
+        doubt = newest.doubt(commits)
+        if doubt:
+            warnings.warn(f"run {self._store.run!r}: {doubt}", stacklevel=1)
+        self._store.plan_gc(self._keep | newest, grace=self._grace).execute()
 
     def _wants(self, decision: _Decision) -> bool:
         final = decision.preempted and not self._final

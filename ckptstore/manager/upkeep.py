@@ -5,10 +5,34 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from ckptstore.catalog.records import CommitRecord
 from ckptstore.locks import Lock
+from ckptstore.operations.collecting.retention import Policy
 from ckptstore.operations.committing.handles import start_thread
+
+
+class Newest(Policy):
+    """Keeps the highest step, and the commit that was made last: another one where a run went back to an older step."""
+
+    def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
+        """Both."""
+        return {commit.id: "the newest" for commit in [*commits[-1:], *_made_last(commits)]}
+
+    def doubt(self, commits: Sequence[CommitRecord]) -> str:
+        """They are two: training goes on from an older step, and whoever resumes finds what was made before that."""
+        last = _made_last(commits)
+        if last == commits[-1:]:
+            return ""
+        return (
+            f"its steps up to {commits[-1].step} are older than what is saved now, but latest_step() gives that one, "
+            "and KeepLast counts from there: delete the steps from which you went back, or fork a run"
+        )
+
+
+def _made_last(commits: Sequence[CommitRecord]) -> Sequence[CommitRecord]:
+    return sorted(commits, key=lambda commit: (commit.created, commit.step))[-1:]
 
 
 class Upkeep:

@@ -25,7 +25,7 @@ from ckptstore.state.dtypes import dtype_name
 from ckptstore.state.paths import segment, selector
 from ckptstore.state.pieces import PiecedLeaf, PiecedTensor
 from ckptstore.state.shards import is_sharded, part_of
-from ckptstore.state.stateful import state_of
+from ckptstore.state.stateful import RNGState, state_of
 from ckptstore.state.tensors import TensorLeaf, require_storable
 from ckptstore.state.values import encode, is_plain, type_name
 
@@ -95,6 +95,7 @@ def flatten(app_state: Mapping[str, object], *, allow_pickle: bool = False, repl
     """
     walk = _Walk(allow_pickle)
     walk.enter(_checked(app_state), "")
+    walk.ask_generators_again()
     return walk.flat(frozenset(filter(selector(replicated), walk.leaves)))
 
 
@@ -178,6 +179,13 @@ class _Walk:
             self._children(opened, path)
         else:
             self._unknown(value, path)
+
+    def ask_generators_again(self) -> None:
+        """For their state after all others gave theirs, who may draw numbers for that, as data loaders do."""
+        last = next(reversed(self.stateful), None)
+        for path, owner in list(self.stateful.items()):
+            if isinstance(owner, RNGState) and path != last:
+                self.visit(state_of(owner, path), path)
 
     def flat(self, replicated: frozenset[str]) -> Flat:
         found = self.leaves, self.containers, self.aliases(), self.stateful, self.owners, self.sharded

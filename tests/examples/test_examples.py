@@ -104,6 +104,29 @@ def test_huggingface_trainer(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_finished_training_of_huggingface_is_left_as_it_is(tmp_path):
+    """Trainer itself takes one more step when it is to go on from the last one within an epoch."""
+    code = "import sys, huggingface_trainer as it; it.STEPS = 6; [it.train(sys.argv[1], 'short') for _ in range(2)]"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, cwd=EXAMPLES, check=False)
+    assert done.returncode == 0, done.stderr
+    with ckptstore.open(tmp_path, run="short", create=False) as store:
+        assert store.steps() == [4, 6]
+
+
+@pytest.mark.slow
+def test_lightning_removes_what_is_tagged_or_gone_without_an_error(tmp_path):
+    code = "import sys, ckptstore, lightning_train as it; io = it.StoreIO(ckptstore.open(sys.argv[1]))"
+    code += "; [io.remove_checkpoint(path) for path in ('tagged', 'kept', 'gone')]"
+    with ckptstore.open(tmp_path) as store:
+        for step, path in enumerate(("tagged", "kept", "other")):
+            store.commit({"x": step}, step=step, metadata={"path": path})
+        store.tag("best", 0)
+        done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, cwd=EXAMPLES, check=False)
+        assert done.returncode == 0, done.stderr
+        assert store.steps() == [0, 2]
+
+
+@pytest.mark.slow
 @pytest.mark.crash
 def test_lightning_train(tmp_path):
     output = run("lightning_train.py", tmp_path / "store")

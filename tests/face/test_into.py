@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import sys
 import threading
@@ -310,6 +311,27 @@ def test_random_state_is_loaded_last(store):
     expected = torch.rand(5)
     store.checkout(0, into={"rng": ckptstore.RNGState(), "other": Drawing(x=2)})
     assert torch.equal(torch.rand(5), expected)
+
+
+@pytest.mark.parametrize("how", ["commit", "commit_async"])
+@pytest.mark.parametrize("names", [*itertools.permutations(["first", "rng", "other"])], ids="-".join)
+def test_random_state_is_asked_for_last(store, how, names):
+    """Who gives its state may draw numbers for that, as torchdata's loaders do."""
+
+    class Drawing(Counting):
+        def state_dict(self) -> Any:
+            random.random()
+            torch.rand(3)
+            return super().state_dict()
+
+    objects: dict[str, Any] = {"rng": ckptstore.RNGState(), "other": {"deep": [Drawing(x=1)]}, "first": Drawing(x=2)}
+    state = {name: objects[name] for name in names}
+    made = getattr(store, how)(state, step=0)
+    expected = random.random(), torch.rand(5)
+    assert getattr(made, "result", lambda: made)().step == 0
+    assert list(store.checkout(0)) == list(names)
+    store.checkout(0, into=state)
+    assert random.random() == expected[0] and torch.equal(torch.rand(5), expected[1])
 
 
 @pytest.mark.parametrize("key", ["rng_state", "torch"])
@@ -1225,6 +1247,28 @@ def test_a_sparse_tensor_into_another_kind(store, other):
     with pytest.raises(StateMismatch, match=r"(?m)^ +s(:|$)"):
         store.checkout(0, into={"s": other})
     assert_same(other, before)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["sparse", "quantised"])
+def test_a_tensor_that_is_dense_on_one_side_only(store, name, strict):
+    """It is told as what it is, and not left out where one is not strict."""
+    other = {
+        "sparse": lambda it: it.to_sparse(),
+        "quantised": lambda it: torch.quantize_per_tensor(it, 0.5, 0, torch.qint8),
+    }[name]
+    store.commit({"s": {"t": other(torch.ones(60)), "x": 1}}, step=0)
+    store.commit({"s": {"t": torch.ones(60), "x": 1}}, step=1)
+    for step, live, told in (
+        (0, torch.zeros(60), r"s/t: .* in the commit, a dense tensor in the target"),
+        (1, other(torch.zeros(60)), r"s/t: a dense tensor in the commit, .* in the target"),
+    ):
+        target: dict[str, Any] = {"s": {"t": live, "x": 2}}
+        with pytest.raises(StateMismatch, match=told):
+            store.checkout(step, into=target, strict=strict)
+        assert target["s"]["x"] == 2 and not (live.to_dense() if live.is_sparse else live.dequantize()).any()
+        store.checkout(step, into=target, paths="s/x")
+        assert target["s"]["x"] == 1
 
 
 def test_a_quantised_tensor_of_another_scale(store):

@@ -123,6 +123,25 @@ def test_restore(store, state):
             manager.restore(9)
 
 
+def test_restore_waits_for_what_is_being_saved(gated, state):
+    store, gate = gated
+    with CheckpointManager(store, 1) as manager:
+        manager.save(0, state())
+        manager.join()
+        gate.gate.clear()
+        manager.save(1, state())
+        assert gate.reached.wait(60)
+        assert float(manager.restore(0)["w"][0]) == float(manager.restore()["w"][0]) == 0
+        threading.Timer(0.2, gate.gate.set).start()
+        assert float(manager.restore(1)["w"][0]) == 1
+        gate.error = StorageFull("no space")
+        manager.save(2, state())
+        with pytest.raises(StorageFull):
+            manager.restore(2)
+        with pytest.raises(StepNotFound):
+            manager.restore(2)
+
+
 def test_restore_of_a_part(store, state):
     with CheckpointManager(store, 1, async_=False) as manager:
         manager.save(0, {"model": state(), "step": 7})
@@ -218,6 +237,14 @@ def test_bad_steps_and_metrics_are_reported_at_once(store, state):
     assert store.find(0).metadata == {"loss": 2.0}
 
 
+@pytest.mark.parametrize("step", [10, 11])
+def test_what_torch_xla_takes_for_force_is_no_metrics(store, state, step):
+    with CheckpointManager(store, 10) as manager:
+        for save in (manager.save, manager.save_async):
+            with pytest.raises(InvalidArgument, match="metrics is a bool: give a dict; force= is given by name"):
+                save(step, state(), True)  # type: ignore[arg-type]
+
+
 # what is kept
 
 
@@ -285,6 +312,29 @@ def test_the_newest_stays_whatever_the_policy(store, state):
         manager.join()
         assert manager.all_steps() == [2]
         assert store.stats().commits == 1
+
+
+@pytest.mark.parametrize("grace", [0, 900])
+def test_what_is_saved_after_going_back_to_an_older_step_stays(store, state, grace):
+    """torch_xla's manager counts by time; here policies count steps, but what was saved last is never dropped."""
+    keep = KeepLast(2) | KeepBest("loss")
+    with CheckpointManager(store, 1, keep=keep, grace=grace, async_=False) as manager:
+        for step in range(6):
+            manager.save(step, state(), {"loss": abs(step - 1)})
+        manager.join()
+        assert manager.all_steps() == [1, 4, 5]
+    with CheckpointManager(store, 1, keep=keep, grace=grace, async_=False) as manager:
+        for step in (2, 3):
+            with pytest.warns(
+                UserWarning, match=r"steps up to 5 are older .*latest_step\(\) gives that one.*fork a run"
+            ):
+                assert manager.save(step, state(), {"loss": 9})
+                manager.join()
+            assert manager.all_steps() == [1, step, 4, 5]
+        store.delete(4, 5)
+        manager.save(4, state(), {"loss": 9})
+        manager.join()
+        assert manager.all_steps() == [1, 3, 4]
 
 
 def test_dropping_does_not_keep_training_waiting_nor_takes_what_is_in_flight(gated, state):

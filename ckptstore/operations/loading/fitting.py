@@ -52,7 +52,7 @@ class Fitting:
         `values` are the wanted plain ones, and `held` what the commit has for arrays that are `overlapping`.
         """
         missing, unexpected = self._owned.missing(), self._owned.unexpected()
-        different = [*self._owned.strange(), *self._other_forms(), *self._other_composites()]
+        different = [*self._owned.strange(), *self._other_forms(), *self._other_composites(), *self._other_layouts()]
         different += [*self._other_ties(), *self._overlaps(held), *other_optimizers(self._owned, values)]
         if different or (self._strict and (missing or unexpected)):
             raise StateMismatch(missing, unexpected, different)
@@ -155,6 +155,20 @@ class Fitting:
             involved = container.kind in composites.KINDS and self._owned.must_fit(path) and self._owned.touches(path)
             if involved and path not in self.rebuilt and other is not None and other != container:
                 yield f"{path}: {_form(other)} in the commit, {_form(container)} in the target"
+
+    def _other_layouts(self) -> Iterator[str]:
+        """Tensors that are sparse or quantised on one side, and dense on the other."""
+        for path, form in self._composed(self._manifest.containers):
+            if isinstance(self._flat.leaves.get(path), TensorLeaf):
+                yield f"{path}: {form} in the commit, a dense tensor in the target"
+        for path, form in self._composed(self._flat.containers):
+            if isinstance(self._manifest.entries.get(path), TensorEntry):
+                yield f"{path}: a dense tensor in the commit, {form} in the target"
+
+    def _composed(self, containers: Mapping[str, Container]) -> Iterator[tuple[str, str]]:
+        for path, container in containers.items():
+            if container.kind in composites.KINDS and not self._owned.is_free(path) and self._owned.selects(path):
+                yield path, _form(container)
 
     def _has_same_form(self, path: str, own: Container) -> bool:
         """Whether the commit has a whole tensor of the same layout, size and dtype there."""

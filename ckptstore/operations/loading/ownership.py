@@ -110,6 +110,10 @@ class Ownership:
         """Whether it is a module's, which copies what it gets into the tensor that it has."""
         return isinstance(self._owners.get(self._root(path)), torch.nn.Module)
 
+    def selects(self, path: str) -> bool:
+        """Whether the globs choose what the commit has there, or something beneath."""
+        return any(_is_under(leaf, path) for leaf in self._selected)
+
     def touches(self, path: str) -> bool:
         """Whether the commit has something for the stateful object at `path`."""
         if self._globs is None and path in self.manifest.containers:
