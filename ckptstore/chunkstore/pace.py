@@ -14,7 +14,7 @@ _MEMORY_BYTES = 1 << 30
 """About how far back measurements count."""
 _FORGOTTEN_BYTES = 16 << 30
 """About after how many bytes an effort that was not made is guessed again: loops may be compiled, or cores free."""
-_GUESSES: dict[Effort, tuple[float, float]] = {"best": (5e8, 0.65), "fast": (1.5e9, 0.83)}
+_GUESSES: dict[Effort, tuple[float, float]] = {"best": (5e8, 0.65), "fast": (2e9, 0.83)}
 """Bytes encoded in a second, and the share that is left: of a trained state, on two cores."""
 _GUESSED_BYTES = 256 << 20
 """As much as has been measured, these guesses count: the first chunks of a process wait for imports and loops."""
@@ -22,8 +22,10 @@ _NEAR, _FAR = 2e9, 1e8
 """Bytes written in a second, here and over a network."""
 _GUESSED_PUTS = 16 << 20
 """As much as has been measured, those count."""
-_WORTH, _WORTH_BESIDE = 1.5, 4.0
-"""How many times as fast as writing encoding must be, also beside training that needs the cores."""
+_WORTH, _WORTH_FAR, _WORTH_BESIDE = 2.5, 1.5, 4.0
+"""How many times as fast as writing encoding must be: to a local disk, from which raw chunks would be read sooner than
+others are decoded; over a network; and to a local disk beside training, which needs the cores.
+"""
 
 
 class Pace:
@@ -51,7 +53,7 @@ class Pace:
 
         A guess, which takes no lock: a signal's handler may interrupt it, and wait for a commit.
         """
-        worth = _WORTH_BESIDE if background and not self._far else _WORTH
+        worth = _WORTH_FAR if self._far else _WORTH_BESIDE if background else _WORTH
         return min(_EFFORTS, key=lambda effort: self._cost(effort, worth))
 
     def _cost(self, effort: Effort, worth: float) -> float:
