@@ -75,7 +75,9 @@ def test_training_beside_a_local_disk_needs_the_cores_itself(write, expected):
     assert pace.choose(background=True) == expected
 
 
-@pytest.mark.parametrize(("write", "expected"), [(1e9, "light"), (6e8, "light"), (4.5e8, "fast"), (3e8, "fast"), (5e7, "best")])
+@pytest.mark.parametrize(
+    ("write", "expected"), [(1e9, "light"), (6e8, "light"), (4.5e8, "fast"), (3e8, "fast"), (5e7, "best")]
+)
 def test_who_waits_for_a_slow_disk_has_cores_to_spare(write, expected):
     assert seen(Clock(), write=write, fast=(1.2e9, 0.8), best=(3e8, 0.6), far=False).choose() == expected
 
