@@ -334,6 +334,29 @@ def test_random_state_is_asked_for_last(store, how, names):
     assert random.random() == expected[0] and torch.equal(torch.rand(5), expected[1])
 
 
+@pytest.mark.parametrize("names", [("shuffle", "data"), ("data", "shuffle")], ids="-".join)
+def test_a_generator_is_asked_and_set_last(store, names):
+    """Loaders that are given one draw from it when they give their state, and when they take it."""
+    generator = torch.Generator().manual_seed(3)
+
+    class Drawing(Counting):
+        def state_dict(self) -> Any:
+            torch.rand(3, generator=generator)
+            return super().state_dict()
+
+        def load_state_dict(self, state: Any) -> None:
+            torch.rand(7, generator=generator)
+            super().load_state_dict(state)
+
+    objects: dict[str, Any] = {"shuffle": {"of": generator}, "data": Drawing(x=1)}
+    state = {name: objects[name] for name in names}
+    store.commit(state, step=0)
+    expected = torch.rand(5, generator=generator)
+    store.checkout(0, into=state)
+    assert state["shuffle"]["of"] is generator
+    assert torch.equal(torch.rand(5, generator=generator), expected)
+
+
 @pytest.mark.parametrize("key", ["rng_state", "torch"])
 def test_random_state_that_others_saved(store, key):
     """torchsnapshot's RNGState holds one generator, and so may what is handmade."""
