@@ -7,7 +7,7 @@ import itertools
 import random
 import sys
 import threading
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -1270,6 +1270,26 @@ def test_a_sparse_tensor_into_another_kind(store, other):
     with pytest.raises(StateMismatch, match=r"(?m)^ +s(:|$)"):
         store.checkout(0, into={"s": other})
     assert_same(other, before)
+
+
+@pytest.mark.parametrize("paths", [None, "layers/**"])
+def test_of_many_sparse_tensors_each_takes_as_long_as_of_few(store, paths):
+    def state(count: int, value: float) -> dict[str, Any]:
+        return {"layers": [torch.full((2,), value).to_sparse() for _ in range(count)]}
+
+    def calls(count: int) -> int:
+        store.commit(state(count, 1), step=count)
+        target, seen = state(count, 0), Counter[str]()
+        sys.setprofile(lambda _, event, __: seen.update([event]))
+        try:
+            store.checkout(count, into=target, paths=paths)
+        finally:
+            sys.setprofile(None)
+        assert all(tensor.to_dense().sum() == 2 for tensor in target["layers"])
+        return seen["call"]
+
+    calls(1)  # which imports
+    assert calls(400) < 6 * calls(100)
 
 
 @pytest.mark.parametrize("strict", [True, False])
