@@ -139,6 +139,7 @@ class _Walk:
     owners: dict[str, object] = field(default_factory=dict)
     sharded: dict[str, DTensor] = field(default_factory=dict)
     unfit: dict[str, UnsupportedLeaf] = field(default_factory=dict)
+    _generators: dict[str, torch.Generator] = field(default_factory=dict)
     _statefuls: int = 0
     _pointers: dict[str, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
@@ -155,6 +156,8 @@ class _Walk:
                 self._pointers[path] = id(value)
             elif is_plain(value):
                 self.leaves[path] = encode(value, path)
+                if cls is torch.Generator:
+                    self._generators[path] = value
             elif is_sharded(value):
                 self.sharded[path] = value
                 self._tensor(part_of(value), path)
@@ -186,6 +189,8 @@ class _Walk:
         for path, owner in list(self.stateful.items()):
             if isinstance(owner, RNGState) and path != last:
                 self.visit(state_of(owner, path), path)
+        for path, generator in self._generators.items():
+            self.leaves[path] = encode(generator, path)
 
     def flat(self, replicated: frozenset[str]) -> Flat:
         found = self.leaves, self.containers, self.aliases(), self.stateful, self.owners, self.sharded

@@ -7,7 +7,7 @@ import itertools
 import random
 import sys
 import threading
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -332,6 +332,29 @@ def test_random_state_is_asked_for_last(store, how, names):
     assert list(store.checkout(0)) == list(names)
     store.checkout(0, into=state)
     assert random.random() == expected[0] and torch.equal(torch.rand(5), expected[1])
+
+
+@pytest.mark.parametrize("names", [("shuffle", "data"), ("data", "shuffle")], ids="-".join)
+def test_a_generator_is_asked_and_set_last(store, names):
+    """Loaders that are given one draw from it when they give their state, and when they take it."""
+    generator = torch.Generator().manual_seed(3)
+
+    class Drawing(Counting):
+        def state_dict(self) -> Any:
+            torch.rand(3, generator=generator)
+            return super().state_dict()
+
+        def load_state_dict(self, state: Any) -> None:
+            torch.rand(7, generator=generator)
+            super().load_state_dict(state)
+
+    objects: dict[str, Any] = {"shuffle": {"of": generator}, "data": Drawing(x=1)}
+    state = {name: objects[name] for name in names}
+    store.commit(state, step=0)
+    expected = torch.rand(5, generator=generator)
+    store.checkout(0, into=state)
+    assert state["shuffle"]["of"] is generator
+    assert torch.equal(torch.rand(5, generator=generator), expected)
 
 
 @pytest.mark.parametrize("key", ["rng_state", "torch"])
@@ -1247,6 +1270,26 @@ def test_a_sparse_tensor_into_another_kind(store, other):
     with pytest.raises(StateMismatch, match=r"(?m)^ +s(:|$)"):
         store.checkout(0, into={"s": other})
     assert_same(other, before)
+
+
+@pytest.mark.parametrize("paths", [None, "layers/**"])
+def test_of_many_sparse_tensors_each_takes_as_long_as_of_few(store, paths):
+    def state(count: int, value: float) -> dict[str, Any]:
+        return {"layers": [torch.full((2,), value).to_sparse() for _ in range(count)]}
+
+    def calls(count: int) -> int:
+        store.commit(state(count, 1), step=count)
+        target, seen = state(count, 0), Counter[str]()
+        sys.setprofile(lambda _, event, __: seen.update([event]))
+        try:
+            store.checkout(count, into=target, paths=paths)
+        finally:
+            sys.setprofile(None)
+        assert all(tensor.to_dense().sum() == 2 for tensor in target["layers"])
+        return seen["call"]
+
+    calls(1)  # which imports
+    assert calls(400) < 6 * calls(100)
 
 
 @pytest.mark.parametrize("strict", [True, False])

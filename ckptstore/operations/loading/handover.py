@@ -34,6 +34,7 @@ class Handover:
     loaded: dict[str, object]
     allow_pickle: bool
     _last: list[tuple[RNGState, str]] = field(default_factory=list)
+    _generators: list[tuple[torch.Generator, object]] = field(default_factory=list)
 
     def hand_over(self, into: MutableMapping[str, Any]) -> None:
         """All of it; random state at the end, since other objects may draw numbers while they load."""
@@ -43,6 +44,8 @@ class Handover:
                 into[name] = renewed
         for owner, path in self._last:
             self._load(owner, path)
+        for generator, loaded in self._generators:
+            _renewed(generator, loaded)
 
     def _visit(self, live: Any, path: str) -> Any:
         """What stands at `path` now: `live` itself where it can be changed, something new otherwise."""
@@ -55,6 +58,8 @@ class Handover:
         if path in self.owned.extra_states and self.owned.whole(path) and self.owned.touches(path):
             return self._built(path)
         if path in self.loaded:
+            if isinstance(live, torch.Generator):
+                self._generators.append((live, self.loaded[path]))
             return _renewed(live, self.loaded[path])
         if path in self.fitting.rebuilt:
             return _replaced(live, self._built(path))

@@ -112,13 +112,13 @@ class Ownership:
 
     def selects(self, path: str) -> bool:
         """Whether the globs choose what the commit has there, or something beneath."""
-        return any(_is_under(leaf, path) for leaf in self._selected)
+        return path in self._above_selected
 
     def touches(self, path: str) -> bool:
         """Whether the commit has something for the stateful object at `path`."""
         if self._globs is None and path in self.manifest.containers:
             return True
-        return any(_is_under(leaf, path) for leaf in self.wanted)
+        return path in self._above_wanted
 
     def whole(self, path: str) -> bool:
         """Whether the owner of `path` gets the commit's state as it was, instead of its own with parts replaced."""
@@ -129,6 +129,14 @@ class Ownership:
     def _selected(self) -> dict[str, Entry]:
         entries = chosen(self.manifest.entries, self._globs)
         return {path: entry for path, entry in entries.items() if split(path)[0] in self._names}
+
+    @cached_property
+    def _above_selected(self) -> set[str]:
+        return _with_all_above(self._selected)
+
+    @cached_property
+    def _above_wanted(self) -> set[str]:
+        return _with_all_above(self.wanted)
 
     @cached_property
     def _complete(self) -> set[str]:
@@ -169,5 +177,12 @@ def _is_extra_state(path: str) -> bool:
     return path.rpartition("/")[2].rpartition(".")[2] == "_extra_state"
 
 
-def _is_under(path: str, root: str) -> bool:
-    return path == root or path.startswith(f"{root}/")
+def _with_all_above(paths: Collection[str]) -> set[str]:
+    """The paths, and those of all containers that they are in."""
+    found = set(paths)
+    for path in paths:
+        above = path.rpartition("/")[0]
+        while above and above not in found:
+            found.add(above)
+            above = above.rpartition("/")[0]
+    return found
