@@ -108,9 +108,9 @@ class Encoder:
     reliance: Reliance = field(default_factory=Reliance)
     background: bool = False
 
-    def effort(self) -> Effort:
-        """The level for what comes next."""
-        return self.pace.choose(background=self.background) if self.level == "auto" else self.level
+    def effort(self, *, writes: bool) -> Effort:
+        """The level for what comes next, while something `writes` what was encoded, or not."""
+        return self.pace.choose(background=self.background, writes=writes) if self.level == "auto" else self.level
 
     def near(
         self, fresh: Mapping[bytes, Piece], pin: Callable[[Sequence[bytes]], Mapping[bytes, ChunkLocation]]

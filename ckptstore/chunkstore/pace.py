@@ -20,8 +20,8 @@ _GUESSED_BYTES = 256 << 20
 """As much as has been measured, these guesses count: the first chunks of a process wait for imports and loops."""
 _NEAR, _FAR = 2e9, 1e8
 """Bytes written in a second, here and over a network."""
-_GUESSED_PUTS = 16 << 20
-"""As much as has been measured, those count."""
+_GUESSED_PUTS = _LARGE = 16 << 20
+"""As much as has been measured, those count; what is smaller tells little of a local disk."""
 _WORTH, _WORTH_FAR, _WORTH_BESIDE = 2.5, 1.5, 4.0
 """How many times as fast as writing encoding must be: to a local disk, from which raw chunks would be read sooner than
 others are decoded; over a network; and to a local disk beside training, which needs the cores.
@@ -48,11 +48,14 @@ class Pace:
     def __reduce__(self) -> tuple[partial[Pace], tuple[()]]:
         return partial(Pace, far=self._far), ()
 
-    def choose(self, *, background: bool = False) -> Effort:
+    def choose(self, *, background: bool = False, writes: bool = True) -> Effort:
         """The effort for what comes next: the one that takes least time, also from training in the `background`.
 
-        A guess, which takes no lock: a signal's handler may interrupt it, and wait for a commit.
+        Where nothing `writes` to a local disk meanwhile, that waits for whoever encodes. A guess, which takes no lock:
+        a signal's handler may interrupt it, and wait for a commit.
         """
+        if not (self._far or writes):
+            return "light"
         worth = _WORTH_FAR if self._far else _WORTH_BESIDE if background else _WORTH
         return min(_EFFORTS, key=lambda effort: self._cost(effort, worth))
 
@@ -72,8 +75,8 @@ class Pace:
         return self._efforts[effort].measuring(taken) if effort in self._efforts else nullcontext([])
 
     def putting(self, size: int) -> AbstractContextManager[list[int]]:
-        """Around the writing of an object; several may be written at once."""
-        return self._puts.measuring(size)
+        """Around the writing of an object; several may be written at once. A local disk mostly flushes small ones."""
+        return self._puts.measuring(size) if self._far or size >= _LARGE else nullcontext([])
 
 
 def _guess(effort: Effort) -> Rate:

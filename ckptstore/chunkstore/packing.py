@@ -46,6 +46,11 @@ class Packing:
         """Bytes of the pack that is being built."""
         return self._builder.size
 
+    @property
+    def writes(self) -> bool:
+        """Whether a pack is on its way into storage."""
+        return any(not put.done() for put in self._puts[-_IN_FLIGHT:])
+
     def expect(self, size: int) -> None:
         """Reserve names at once for what so many bytes fill."""
         self._reserve(size // packs.TARGET_BYTES)

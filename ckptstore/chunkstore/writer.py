@@ -84,7 +84,7 @@ class ChunkWriter:
 
     def effort(self) -> Effort:
         """What may be done with the next chunks."""
-        return self._encoder.effort()
+        return self._encoder.effort(writes=self._packing.writes)
 
     def digests(self, pieces: Sequence[Piece]) -> list[bytes]:
         """Those of all pieces, in order; nothing is written."""
@@ -168,7 +168,7 @@ class ChunkWriter:
         ahead: Iterable[NewChunk] = ()
         for batch in windows.together(fresh.items(), windows.COPIES, windows.CHUNKS):
             self._advance(0)
-            effort = self._encoder.effort()
+            effort = self.effort()
             if near is None and effort == "best":
                 near = self._encoder.near(fresh, self._claims.pin)
             rests_on = (near or {}) if effort == "best" else {}

@@ -217,7 +217,7 @@ class CheckpointManager:
 
         Args:
             step: as for `Store.checkout`; by default the newest complete one, in a process group rank 0's: then all
-                ranks call this. A step whose save is in flight is waited for.
+                ranks call this. A step whose save is in flight is waited for, if its number is given.
             into: an app state to be filled.
             paths: see `Store.checkout`.
             strict: see `Store.checkout`.
@@ -256,27 +256,32 @@ class CheckpointManager:
     def _save(
         self, step: int, state: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, force: bool, background: bool
     ) -> bool:
-        if metrics is not None and not isinstance(metrics, Mapping):
-            raise InvalidArgument(f"metrics is a {type(metrics).__name__}: give a dict; force= is given by name")
         decision = self._agree(step)
+        if isinstance(metrics, bool):
+            raise InvalidArgument("metrics is a bool: give a dict; force= is given by name")
         if not force and not self._wants(decision):
             return False
         if decision.preempted:
             with self._saves.holding():  # a failure must not cost the last commit
                 self._saves.land()
         try:  # ranks agree in there that the commit before failed on any
-            self._commit(decision, state, metrics, background=background and not decision.preempted)
+            durable = self._commit(decision, state, metrics, background=background and not decision.preempted)
         except BaseException:
             self._saves.take_back()
             raise
         self._saves.made(decision.step)
         self._final = self._final or decision.preempted
+        if not decision.preempted:  # there may be seconds left to live, and the next run drops as well
+            self._tidy(durable)
         return True
 
     def _commit(
         self, decision: _Decision, state: Mapping[str, Any], metrics: Mapping[str, Any] | None, *, background: bool
-    ) -> None:
-        """The one place where a commit is made; all ranks come here at the same step, for the same reason."""
+    ) -> Callable[[], bool]:
+        """The one place where a commit is made; all ranks come here at the same step, for the same reason.
+
+        What is returned waits for it, and says whether it became durable.
+        """
         options: dict[str, Any] = {
             "step": decision.step,
             "metadata": metrics,
@@ -287,11 +292,9 @@ class CheckpointManager:
         if background:
             handle = self._store.commit_async(state, just_in_time=self._just_in_time, **options)
             self._saves.begun(handle)
-            self._tidy(lambda: handle.exception() is None)
-        else:
-            self._store.commit(state, **options)
-            if not decision.preempted:  # there may be seconds left to live, and the next run drops as well
-                self._tidy(lambda: True)
+            return lambda: handle.exception() is None
+        self._store.commit(state, **options)
+        return lambda: True
 
     def _tidy(self, durable: Callable[[], bool]) -> None:
         if self._keep is not None and self._agreement.leads:
@@ -305,7 +308,7 @@ class CheckpointManager:
             warnings.warn(f"keep={self._keep}: {doubt}", stacklevel=1)
             if not kept_by(self._keep, commits):
                 return
-        newest = Newest()
+        newest = Newest(self._saves.recent)
         doubt = newest.doubt(commits)
         if doubt:
             warnings.warn(f"run {self._store.run!r}: {doubt}", stacklevel=1)

@@ -41,6 +41,14 @@ class Saves:
         """Whether an error is held, see `holding`."""
         return self._error is not None
 
+    @property
+    def recent(self) -> set[int]:
+        """The step of the last save, and until that is durable the one before."""
+        flight = self.flight
+        durable = flight is None or (flight.done() and flight.exception() is None)
+        some = [self.last] if durable else [self._before_flight, self.last]
+        return {saved.step for saved in some if saved.step is not None}
+
     def begun(self, handle: CommitHandle) -> None:
         """A commit is in flight, of the save that is about to be `made`."""
         self.flight, self._before_flight = handle, self.last

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ckptstore.catalog.records import CommitRecord
 from ckptstore.locks import Lock
@@ -14,25 +14,29 @@ from ckptstore.operations.committing.handles import start_thread
 
 
 class Newest(Policy):
-    """Keeps the highest step, and the commit that was made last: another one where a run went back to an older step."""
+    """Keeps the highest step, and what was saved last: other ones where training goes on from an older step.
+
+    Args:
+        saved: the steps that were saved last.
+    """
+
+    def __init__(self, saved: Collection[int]) -> None:
+        self._saved = saved
 
     def keep(self, commits: Sequence[CommitRecord]) -> dict[str, str]:
-        """Both."""
-        return {commit.id: "the newest" for commit in [*commits[-1:], *_made_last(commits)]}
+        """All of these."""
+        last = [commit for commit in commits if commit.step in self._saved]
+        return {commit.id: "the newest" for commit in [*commits[-1:], *last]}
 
     def doubt(self, commits: Sequence[CommitRecord]) -> str:
-        """They are two: training goes on from an older step, and whoever resumes finds what was made before that."""
-        last = _made_last(commits)
-        if last == commits[-1:]:
+        """There are higher steps than those: whoever resumes finds what was made before training went back."""
+        highest = commits[-1].step if commits else 0
+        if highest <= max(self._saved, default=highest):
             return ""
         return (
-            f"its steps up to {commits[-1].step} are older than what is saved now, but latest_step() gives that one, "
+            f"its steps up to {highest} are older than what is saved now, but latest_step() gives that one, "
             "and KeepLast counts from there: delete the steps from which you went back, or fork a run"
         )
-
-
-def _made_last(commits: Sequence[CommitRecord]) -> Sequence[CommitRecord]:
-    return sorted(commits, key=lambda commit: (commit.created, commit.step))[-1:]
 
 
 class Upkeep:

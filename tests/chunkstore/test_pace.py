@@ -180,3 +180,18 @@ def test_a_failed_put_is_over():
 
 def test_a_copy_in_another_process_begins_anew():
     assert pickle.loads(pickle.dumps(seen(Clock(), write=1e9, fast=(1e8, 1), best=(1e8, 1)))).choose() == "best"
+
+
+def test_a_local_disk_that_writes_nothing_is_not_kept_waiting():
+    pace = seen(Clock(), write=3e8, fast=(1.2e9, 0.8), best=(3e8, 0.6), far=False)
+    assert (pace.choose(writes=True), pace.choose(writes=False)) == ("fast", "light")
+    assert seen(Clock(), write=1e8, fast=(2e9, 0.8), best=(5e8, 0.5)).choose(writes=False) == "best"
+
+
+def test_small_objects_do_not_make_a_local_disk_slow():
+    clock = Clock()
+    pace = Pace(far=False, clock=clock)
+    for _ in range(256):
+        with pace.putting(4 * MIB):
+            clock.now += 0.03
+    assert pace.choose() == "light"

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from ckptstore.chunkstore import ChunkStore
 from ckptstore.errors import InvalidArgument
 from ckptstore.integrations.dcp.branches import Branch, Values
 from ckptstore.integrations.dcp.manifests import manifest_of
@@ -128,8 +129,12 @@ class StoreWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """See `StorageWriter`."""
         ranks = self._ranks(plan.storage_data)
-        gathering = Gathering(self._place.parts(), self._draft) if ranks.is_coordinator else None
-        chunks = self._place.parts if ranks.is_coordinator else self._place.storage
+        place = self._place.parts if ranks.is_coordinator else self._place.storage
+
+        def chunks() -> ChunkStore:
+            return place().in_background()  # as it is with dcp.async_save
+
+        gathering = Gathering(chunks(), self._draft) if ranks.is_coordinator else None
         tensors = [item for item in plan.items if item.tensor_data is not None]
         paths = _logical_paths(plan)
         values = Values(plan.items, planner, paths, allow_pickle=self._allow_pickle)
