@@ -79,8 +79,8 @@ class CheckpointManager:
             store: an open store; its run is the one that is saved to and restored from.
             save_interval: save the steps that it divides; or a policy, as `SaveEvery(100) | SaveAt({1, 10})`.
             keep: what to keep of the run, as `KeepLast(3) | KeepBest("loss")`; all by default. After each commit that
-                became durable the rest is dropped in the background. The highest step, the commit that was made last
-                and tagged ones always stay. A KeepBest whose metric no commit has is warned of; where nothing else
+                became durable the rest is dropped in the background. The highest step, what this manager saved last
+                and tagged commits always stay. A KeepBest whose metric no commit has is warned of; where nothing else
                 keeps any, none is dropped.
             grace: seconds for which a dropped step can be restored, and takes up space.
             async_: whether `save` returns before the commit is durable.
