@@ -66,8 +66,17 @@ class ChunkStore:
 
     def in_background(self) -> ChunkStore:
         """The same, for commits beside training."""
+        return self._but(background=True)
+
+    def asking(self, catalog: Catalog) -> ChunkStore:
+        """The same, which asks this catalog."""
+        return self._but(catalog=catalog)
+
+    def _but(self, **changed: object) -> ChunkStore:
+        """A copy that learns together with this one, unlike those of `replace`."""
         same = copy(self)
-        object.__setattr__(same, "background", True)
+        for name, value in changed.items():
+            object.__setattr__(same, name, value)
         return same
 
     def close(self) -> None:

@@ -54,6 +54,10 @@ def test_who_waits_for_ranks_that_may_not_have_been_called_is_told(crew, store):
     assert nothing == []
 
 
+def test_every_rank_knows_that_it_saves_beside_training_and_what_it_learned_before(crew, store):
+    assert crew.do("commit_at_paces", 2, place=store.url) == [[[[False], [False], [True]], 1]] * 2
+
+
 def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
     for step, (layout, count) in enumerate(JOBS):
         crew.do("commit", count, place=store.url, step=step, layout=layout, same=False)

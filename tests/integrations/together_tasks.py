@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import ckptstore
+from ckptstore.chunkstore.pace import Pace
 from ckptstore.integrations.dcp import StoreWriter
 from ckptstore.operations.ranks import ranks
 from ckptstore.state.tree import flatten
@@ -44,6 +46,27 @@ def commit(group, place, step, layout="rows", seed=0, same=True, **options):
     with ckptstore.open(place, **options) as store:
         state = as_tree(laid_out(tensors(seed), layout, group), step if same else 0)
         return store.commit(state, step=step, process_group=group, metadata={"by": dist.get_world_size(group)}).id
+
+
+@task
+def commit_at_paces(group, place):
+    """Which commits took themselves for being beside training, and whether all went by what earlier ones had learned."""
+    asked: list[tuple[Pace, bool]] = []
+    choose = Pace.choose
+
+    def watched(pace, *, background=False, writes=True):
+        asked.append((pace, background))
+        return choose(pace, background=background, writes=writes)
+
+    beside = []
+    with mock.patch.object(Pace, "choose", watched), ckptstore.open(place) as store:
+        for step, save in enumerate([store.commit, store.commit, store.commit_async]):
+            start = len(asked)
+            saved = save(as_tree(laid_out(tensors(step), "rows", group), step), step=step, process_group=group)
+            if isinstance(saved, ckptstore.CommitHandle):
+                saved.result()
+            beside.append(sorted({background for _, background in asked[start:]}))
+    return beside, len({id(pace) for pace, _ in asked})
 
 
 @task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -113,7 +113,7 @@ class _Share:
         self._held.counting.begin()
         self.chunks = self._held.chunks()
         if self._granted is not None:
-            self.chunks = replace(self.chunks, catalog=cast("Catalog", self._granted))
+            self.chunks = self.chunks.asking(cast("Catalog", self._granted))
         division = self.chunks.config.division
         units = [*self._value_units(division.most), *self._tensor_units(division)]
         windows = list(groups(units, lambda unit: unit.size, _WINDOW_BYTES, _WINDOW_CHUNKS))
