@@ -50,7 +50,7 @@ def commit(group, place, step, layout="rows", seed=0, same=True, **options):
 
 @task
 def commit_at_paces(group, place):
-    """Which commits took themselves for being beside training, and whether all went by what earlier ones had learned."""
+    """Which commits took themselves for being beside training, and how many paces all of them went by."""
     asked: list[tuple[Pace, bool]] = []
     choose = Pace.choose
 
