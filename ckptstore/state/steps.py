@@ -45,17 +45,23 @@ def stepping(value: object) -> Optimizer | None:
 
     Of one that only passes another one's state on, as Accelerate's wrappers do, it is that one.
     """
-    inner = loading(value)
+    inner = _meant(value)
     return inner if inner is not None and _runs_hooks(inner) else None
 
 
 def loading(value: object) -> Optimizer | None:
-    """The same of hooks that run when this one loads a state."""
+    """The same of hooks that run when this one loads a state, for which some that step have no place."""
+    inner = _meant(value)
+    return inner if hasattr(inner, "_optimizer_load_state_dict_pre_hooks") else None
+
+
+def _meant(value: object) -> Optimizer | None:
+    """The optimizer whose own state this one has."""
     if not isinstance(value, Optimizer):
         return None
     if _is_set_up(value):
         return value
-    inner = loading(getattr(value, "optimizer", None))
+    inner = _meant(getattr(value, "optimizer", None))
     passes_on = inner is not None and value.state is inner.state and value.param_groups is inner.param_groups
     return inner if passes_on else None
 

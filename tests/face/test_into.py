@@ -577,6 +577,36 @@ def test_an_optimizer_that_wraps_another(store, seen):
     assert_same(live.state_dict(), committed.state_dict())
 
 
+class Slow(torch.optim.Optimizer):
+    """Has hooks of its steps alone, as pytorch-optimizer's Lookahead, and weights of its own."""
+
+    param_groups: Any = ()
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._patch_step_function()
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        self.optimizer, self.param_groups, self.slow = optimizer, optimizer.param_groups, torch.zeros(50)
+
+    def step(self, closure: Any = None) -> Any:
+        self.optimizer.step(closure)
+        self.slow += self.param_groups[0]["params"][0].detach()
+
+    def state_dict(self) -> Any:
+        return {"inner": self.optimizer.state_dict(), "slow": self.slow}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.optimizer.load_state_dict(state["inner"])
+        self.slow = state["slow"]
+
+
+def test_an_optimizer_with_hooks_of_its_steps_alone(store):
+    committed, live = (Slow(torch.optim.Adam([nn.Parameter(torch.ones(50))])) for _ in range(2))
+    stepped(committed)
+    store.commit({"optim": committed}, step=0)
+    store.checkout(0, into={"optim": live})
+    assert_same(live.state_dict(), committed.state_dict())
+
+
 def test_an_optimizer_of_many_parameters(store):
     def adam(count: int) -> Any:
         weights = [nn.Parameter(torch.ones(1)) for _ in range(count)]

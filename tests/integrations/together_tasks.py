@@ -60,11 +60,12 @@ def commit_at_paces(group, place):
 
     beside = []
     with mock.patch.object(Pace, "choose", watched), ckptstore.open(place) as store:
-        for step, save in enumerate([store.commit, store.commit, store.commit_async]):
-            start = len(asked)
-            saved = save(as_tree(laid_out(tensors(step), "rows", group), step), step=step, process_group=group)
-            if isinstance(saved, ckptstore.CommitHandle):
-                saved.result()
+        for step in range(3):
+            start, state = len(asked), as_tree(laid_out(tensors(step), "rows", group), step)
+            if step < 2:
+                store.commit(state, step=step, process_group=group)
+            else:
+                store.commit_async(state, step=step, process_group=group).result()
             beside.append(sorted({background for _, background in asked[start:]}))
     return beside, len({id(pace) for pace, _ in asked})
 
