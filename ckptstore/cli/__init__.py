@@ -27,7 +27,10 @@ from ckptstore.cli.upkeep import init, migrate, rebuild, rekey, stats, verify
 
 __all__ = ["cli", "main"]
 
-_EPILOG = "Exit codes: 0 done; 1 an error, verify found damage, or repair left some; 2 wrong usage; 130 interrupted."
+_EPILOG = (
+    "Exit codes: 0 done; 1 an error, verify found damage, repair left some, or doctor found what does not hold; "
+    "2 wrong usage; 130 interrupted."
+)
 
 
 @click.group(cls=GuardedGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,7 +38,7 @@ _EPILOG = "Exit codes: 0 done; 1 an error, verify found damage, or repair left s
 def cli() -> None:
     """Git for training state.
 
-    Every command but completion takes the URL of a store: a folder, or what fsspec knows, as s3://bucket/name.
+    Every command but completion takes a STORE: a folder, or a URL that fsspec knows, such as s3://bucket/name.
     """
 
 

@@ -9,7 +9,7 @@ import click
 from ckptstore.cli import text
 from ckptstore.cli.failures import FAILED
 from ckptstore.cli.output import print_json, print_table
-from ckptstore.cli.place import Place, store_command
+from ckptstore.cli.place import Place, whole_store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _FINDINGS = (Column("SUITE"), Column("DOES NOT HOLD", fold=True), Column("", fol
 
 
 @click.command()
-@store_command
+@whole_store_command
 @click.pass_context
 def doctor(context: click.Context, place: Place, *, as_json: bool) -> None:
     """Check that a store can live there.

@@ -10,7 +10,7 @@ import click
 
 from ckptstore.cli import text
 from ckptstore.cli.output import print_fields, print_json, print_table
-from ckptstore.cli.place import STEP, Place, reading_command, store_command
+from ckptstore.cli.place import STEP, Place, reading_command, store_command, whole_reading_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def steps(place: Place, *, as_json: bool) -> None:
 
 
 @click.command()
-@reading_command
+@whole_reading_command
 def runs(place: Place, *, as_json: bool) -> None:
     """List the runs, how many commits they have, and their origin."""
     from ckptstore.cli.records import run_json

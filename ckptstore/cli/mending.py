@@ -12,7 +12,7 @@ from ckptstore.cli import text
 from ckptstore.cli.environment import json_object
 from ckptstore.cli.failures import FAILED
 from ckptstore.cli.output import print_json, print_table, progress_bar
-from ckptstore.cli.place import Place, store_command
+from ckptstore.cli.place import Place, whole_store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _WHAT_HELPS = """what brings back what is lost, as verify tells then:
 
 
 @click.command()
-@store_command
+@whole_store_command
 @click.option("--source", metavar="URL", help="Another store that may have good copies, such as a backup.")
 @click.option("--source-catalog", metavar="URL", help="Its catalog's database URL, when that is not in its folder.")
 @click.option("--source-key-file", metavar="FILE", help="Its passphrase, when that is another.")

@@ -29,9 +29,9 @@ class Place:
 
     url: str
     catalog: str | None
-    run: str | None
     key_file: str | None
     storage_options: Mapping[str, Any] | None = field(repr=False)
+    run: str | None = None
     read_only: bool = False
     catalog_from_env: bool = False
 
@@ -52,7 +52,7 @@ class Place:
         read_only: bool = False,
     ) -> Place:
         """Another store of the same command; the environment is about it when this one is a folder, and it is none."""
-        other = Place(url, catalog, None, key_file, storage_options, read_only=read_only)
+        other = Place(url, catalog, key_file, storage_options, read_only=read_only)
         if is_folder(url) or not is_folder(self.url):
             return other
         known = other.completed()
@@ -112,7 +112,7 @@ class Place:
         return RunNotFound(f"no run {name!r}: choose one with --run; {there}")
 
 
-def store_command(command: Command) -> Command:
+def store_command(command: Command, *, run: bool = True) -> Command:
     """Give a command the arguments and options of every command about a store; it gets a `Place` for them."""
 
     @wraps(command)
@@ -122,9 +122,14 @@ def store_command(command: Command) -> Command:
         with known.blaming():
             command(known, **given)
 
-    for option in (_AS_JSON, _STORAGE_OPTIONS, _KEY_FILE, _CATALOG, _RUN, _URL):
+    for option in (_AS_JSON, _STORAGE_OPTIONS, _KEY_FILE, _CATALOG, *([_RUN] if run else []), _URL):
         placed = option(placed)
     return placed
+
+
+def whole_store_command(command: Command) -> Command:
+    """As `store_command`, for one that is about all runs, and so takes none."""
+    return store_command(command, run=False)
 
 
 def reading_command(command: Command) -> Command:
@@ -132,12 +137,17 @@ def reading_command(command: Command) -> Command:
     return store_command(_READ_ONLY(command))
 
 
+def whole_reading_command(command: Command) -> Command:
+    """As `whole_store_command`, for one that only reads."""
+    return whole_store_command(_READ_ONLY(command))
+
+
 def json_option(command: Command) -> Command:
     """Give a command the option --json, as the argument `as_json`."""
     return _AS_JSON(command)
 
 
-_URL = click.argument("url", type=click.Path(file_okay=False))
+_URL = click.argument("url", metavar="STORE", type=click.Path(file_okay=False))
 _RUN = click.option(
     "--run", metavar="NAME", help=f"The run that steps belong to.  [default: {DEFAULT_RUN}, or the only one]"
 )
@@ -151,7 +161,7 @@ _STORAGE_OPTIONS = click.option(
     "--storage-options",
     metavar="JSON",
     callback=json_object,
-    help=f"What fsspec needs to reach the URL, such as an endpoint; by default {STORAGE_OPTIONS}.",
+    help=f"What fsspec needs to reach the STORE, such as an endpoint; by default {STORAGE_OPTIONS}.",
 )
 _READ_ONLY = click.option("--read-only", is_flag=True, help="Read a folder that lacks its catalog without one.")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")

@@ -11,7 +11,7 @@ from ckptstore.cli.environment import CATALOG
 from ckptstore.cli.failures import FAILED
 from ckptstore.cli.history import print_runs
 from ckptstore.cli.output import print_fields, print_json, print_table, progress_bar
-from ckptstore.cli.place import Place, reading_command, store_command
+from ckptstore.cli.place import Place, whole_reading_command, whole_store_command
 from ckptstore.cli.table import Column
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LEVELS = ("catalog", "sizes", "footers", "data")
 
 
 @click.command()
-@store_command
+@whole_store_command
 @click.option("--digest", type=click.Choice(DIGESTS), help="What chunks are known by.  [default: xxh3_128]")
 @click.option(
     "--chunk-bytes",
@@ -64,7 +64,7 @@ def init(place: Place, *, digest: str | None, chunk_bytes: int | None, encrypt: 
 
 
 @click.command()
-@reading_command
+@whole_reading_command
 def stats(place: Place, *, as_json: bool) -> None:
     """Count what is stored, over all runs."""
     with place.open(any_run=True) as store:
@@ -106,7 +106,7 @@ def _stats_json(counts: CatalogStats, runs: list[RunRecord]) -> dict[str, Any]:
 
 
 @click.command()
-@reading_command
+@whole_reading_command
 @click.option("--level", type=click.Choice(LEVELS), default="data", show_default=True, help="How deep to look.")
 @click.option("--subset", metavar="K/N", help="Only the K-th of N parts of the packs.")
 @click.option("--older-than", type=float, metavar="SECONDS", help="Only packs not verified for so long.")
@@ -148,7 +148,7 @@ def _subset(given: str | None) -> tuple[int, int] | None:
 
 
 @click.command()
-@store_command
+@whole_store_command
 def rebuild(place: Place, *, as_json: bool) -> None:
     """Make a lost catalog anew from storage.
 
@@ -201,7 +201,7 @@ def _verify_json(report: VerifyReport) -> dict[str, Any]:
 
 
 @click.command()
-@store_command
+@whole_store_command
 def migrate(place: Place, *, as_json: bool) -> None:
     """Bring the catalog to this version's schema.
 
@@ -219,7 +219,7 @@ def migrate(place: Place, *, as_json: bool) -> None:
 
 
 @click.command()
-@store_command
+@whole_store_command
 @click.argument("new_key_file", type=click.Path(dir_okay=False))
 def rekey(place: Place, *, new_key_file: str, as_json: bool) -> None:
     """Change the passphrase of an encrypted store.

@@ -103,6 +103,17 @@ def test_the_module_runs(url):
     assert missing.returncode == 1 and missing.stderr.startswith("error: run 'main' has no step 5")
 
 
+@pytest.mark.parametrize("name", ["init", "runs", "verify", "repair", "stats", "migrate", "rebuild", "rekey", "doctor"])
+def test_what_is_about_the_whole_store_takes_no_run(url, name, run):
+    more = ["new-passphrase"] if name == "rekey" else []
+    assert "No such option '--run'" in run(name, url, *more, "--run", "side", code=2).stderr
+
+
+@pytest.mark.parametrize("name", sorted(set(cli.commands) - {"completion"}))
+def test_a_store_is_called_as_on_the_page(name, run):
+    assert "Missing argument 'STORE'" in run(name, code=2).stderr
+
+
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_every_command_explains_itself(name, run):
     command = cli.commands[name]

@@ -160,6 +160,13 @@ def test_the_same_state_is_success_another_is_not(store):
     assert store.stats().packs == {"live": 1}
 
 
+@pytest.mark.parametrize("kind", [StoreWriter, StoreReader])
+def test_a_misspelt_option_is_refused_at_once(tmp_path, kind):
+    with pytest.raises(ckptstore.InvalidArgument, match=r"catalogue.*nearest: catalog"):
+        kind(tmp_path / "ckpts", step=1, catalogue="sqlite:///x.sqlite")
+    assert not (tmp_path / "ckpts").exists()
+
+
 def test_a_checkpoint_id_is_a_step(store):
     writer, reader = StoreWriter(store, step=0), StoreReader(store)
     for step in (4, "5"):

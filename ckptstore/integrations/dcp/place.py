@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from ckptstore.chunkstore import ChunkStore
-from ckptstore.errors import InvalidArgument
+from ckptstore.errors import InvalidArgument, nearest
 from ckptstore.opening import attach_parts
 from ckptstore.store import DEFAULT_RUN, Store, open_store
 
+_OPTIONS = frozenset(inspect.signature(open_store).parameters) - {"url", "run"}
 _FOR_STORAGE = frozenset({"storage_options", "compression", "key_file"})
 
 
@@ -22,12 +24,14 @@ class Place:
         run: the run; by default the store's own.
         options: for a URL, what `ckptstore.open` takes.
 
-    Raises InvalidArgument for options beside a store.
+    Raises InvalidArgument for options beside a store, and for those that `ckptstore.open` does not know.
     """
 
     def __init__(self, store: Store | str | os.PathLike[str], run: str | None, options: Mapping[str, Any]) -> None:
         if isinstance(store, Store) and options:
             raise InvalidArgument(f"{', '.join(options)}: these go to ckptstore.open, which gave this store already")
+        for name in options.keys() - _OPTIONS:
+            raise InvalidArgument(f"{name}: ckptstore.open takes no such option; {nearest(name, sorted(_OPTIONS))}")
         self._store: Store | str | os.PathLike[str] | None = store
         self._options = dict(options)
         self.run = run or (store.run if isinstance(store, Store) else DEFAULT_RUN)
