@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from ckptstore.format.codecs import Form, encode, tools
+from ckptstore.format.codecs.compiled import CompiledLoops
 from ckptstore.format.codecs.entropy import Coders, PlaneCoder
 from ckptstore.format.codecs.layout import Cut, Way
+from ckptstore.format.codecs.loops import Loops
 from ckptstore.format.codecs.planes import Planes
 from ckptstore.format.codecs.planning import planned
 from ckptstore.format.codecs.pool import Pool
@@ -63,17 +65,26 @@ def test_the_way_is_the_smallest(plane, way):
 def test_what_is_not_coded_and_what_is_alike():
     even = planned(np.random.default_rng(0).integers(0, 256, 8 * RUN, np.uint8), BYTES)
     assert even.ways == (Way(coded=False),)
-    assert (even.share, even.work) == (1, 0)
+    assert (even.share, even.work) == (1, 1)
     alike = planned(np.full(RUN, 7, np.uint8), BYTES)
     assert alike.ways == (Way(coded=True),)
-    assert (alike.share, alike.work) == (1 / RUN, 0)
+    assert (alike.share, alike.work) == (1 / RUN, 1)
 
 
-def test_work_grows_with_what_is_coded_and_with_what_is_put_in_its_place():
-    """2.7 for each byte that zstd decodes, and 3.3 for each that is put in its place."""
-    whole, few = (planned(sampled(alike(run_of(PLANES[name]))), BYTES) for name in ("far apart", "nearly all one"))
-    assert whole.work == pytest.approx(2.7)
-    assert few.work == pytest.approx((2.7 + 3.3) / 64, rel=0.1)  # gaps are coded; the others are one byte for all
+@pytest.mark.parametrize(
+    ("loops", "onto", "joined", "placed"),
+    [(Loops, False, 1, 9.8), (Loops, True, 1.2, 9.8), (CompiledLoops, False, 1, 3.3), (CompiledLoops, True, 0.75, 3.3)],
+)
+def test_work_grows_with_what_is_coded_and_with_what_is_put_in_its_place(monkeypatch, loops, onto, joined, placed):
+    """2.7 for each byte that zstd decodes; those that are put in their places take longer where nothing is compiled."""
+    monkeypatch.setattr(tools, "Loops", loops)
+    monkeypatch.setattr(tools, "_POOL", Pool(tools.Tools))
+    monkeypatch.setattr(tools.Tools, "speed_up", lambda *_, **__: None)
+    samples = (sampled(alike(run_of(PLANES[name]))) for name in ("far apart", "nearly all one"))
+    whole, few = (planned(sample, BYTES, onto=onto) for sample in samples)
+    assert whole.work == pytest.approx(joined + 2.7)
+    # the gaps are coded; the others are one byte for all
+    assert few.work - joined == pytest.approx((2.7 + placed) / 64, rel=0.1)
 
 
 def repeated() -> dict[str, tuple[np.ndarray, np.ndarray | None]]:

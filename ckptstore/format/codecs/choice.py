@@ -11,7 +11,6 @@ from ckptstore.format.codecs.base import READ, Effort, Form
 from ckptstore.format.codecs.delta import Delta
 from ckptstore.format.codecs.layout import Plan
 from ckptstore.format.codecs.planes import Planes, width_of
-from ckptstore.format.codecs.planning import CODED
 from ckptstore.format.codecs.zstd import Zstd
 
 _NUMBERS = 1 << 14  # in smaller chunks there is less to save than finding out costs
@@ -20,8 +19,8 @@ UNSURE = 1 << 17
 _WORTH = 0.98  # raw bytes can be mapped and need no decoding
 _MUCH = 0.5  # otherwise a fast disk has written a chunk before it is encoded
 _RELYING: tuple[Effort, ...] = ("auto", "best")
-_JOINED, _ONTO = 1.0, 0.75
-"""What reading a byte takes beside `Plan.work`: of a coded chunk, and of a difference beside its base."""
+_ZSTD = 3.7
+"""What reading a byte of zstd's takes, as `Plan.work` is."""
 
 
 class Candidate(NamedTuple):
@@ -68,13 +67,13 @@ def _ranked(found: Iterable[Candidate], level: Effort) -> list[Candidate]:
 
 def _planned(plan: Plan, raw: memoryview) -> Candidate:
     planes = Planes()
-    return Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw), _JOINED + plan.work)
+    return Candidate(planes.number, plan.share, partial(planes.encode_as, plan, raw), plan.work)
 
 
 def _alone(raw: memoryview, plain: float, plans: Sequence[Plan]) -> Iterator[Candidate]:
     """Encodings that need no base, one of each codec."""
     zstd = Zstd()
-    yield Candidate(zstd.number, plain, partial(zstd.encode, raw), _JOINED + CODED)
+    yield Candidate(zstd.number, plain, partial(zstd.encode, raw), _ZSTD)
     yield from (_planned(plan, raw) for plan in plans[:1])
 
 
@@ -87,8 +86,8 @@ def _differences(
     delta = Delta()
     change = delta.plan(raw, form, base)
     if change.share < reliance * min(plain, plans[0].share):
-        alone, added = _work_alone(plain, plans), _ONTO + change.work
-        yield Candidate(delta.number, change.share, partial(delta.encode_as, change, raw, base), alone, added)
+        alone, encode = _work_alone(plain, plans), partial(delta.encode_as, change, raw, base)
+        yield Candidate(delta.number, change.share, encode, alone, change.work)
 
 
 def _estimates(raw: memoryview, form: Form, level: Effort) -> tuple[float, list[Plan]]:
@@ -117,4 +116,4 @@ def _work_alone(plain: float, plans: Sequence[Plan]) -> float:
     best = min(plans, key=lambda plan: plan.share)
     if min(plain, best.share) >= _WORTH:
         return READ
-    return _JOINED + (best.work if best.share <= plain else CODED)
+    return best.work if best.share <= plain else _ZSTD

@@ -30,7 +30,7 @@ class Delta:
     def plan(self, raw: memoryview, form: Form, base: memoryview) -> Plan:
         """How best to encode, and the size to expect."""
         words, before = (words_of(data, width_of(form))[0] for data in (raw, base))
-        return planned(sampled(words) - sampled(before), differences(words.itemsize))
+        return planned(sampled(words) - sampled(before), differences(words.itemsize), onto=True)
 
     def encode(self, raw: memoryview, form: Form = BYTES, bases: Sequence[memoryview] = ()) -> Buffer:
         """Subtract, cut and code."""

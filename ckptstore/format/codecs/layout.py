@@ -84,7 +84,7 @@ class Plan:
 
     Attributes:
         share: the size to expect, of the raw one.
-        work: what decoding the planes will take, to what reading, joining and verifying the words takes beside.
+        work: what decoding a raw byte will take; see `Cost`.
         searched: whether planes are searched for what repeats itself.
     """
 

@@ -7,6 +7,7 @@ numpy casts within an operation more slowly than before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from ckptstore.errors import CorruptData
 from ckptstore.format.codecs.adam_arithmetic import Prediction
 from ckptstore.format.codecs.entropy import Coders, PlaneCoder
-from ckptstore.format.codecs.layout import Plan
+from ckptstore.format.codecs.layout import Cut, Plan
 from ckptstore.format.codecs.making import Get, at_once
 from ckptstore.format.codecs.parts import Source
 from ckptstore.format.codecs.squeezing import (
@@ -40,11 +41,31 @@ Array = Callable[[int, int, str], Words]
 _SIGN_ALONE = WHOLE - 1
 
 
+class Cost(NamedTuple):
+    """What decoding a byte takes, on the scale of `READ`, with verifying it.
+
+    One that is joined with others, or added to its base, and beside that one that was coded, and one that is put in
+    its place.
+    """
+
+    joined: float
+    onto: float
+    coded: float
+    placed: float
+
+
+_COST = Cost(1.0, 1.2, 2.7, 9.8)
+
+
 class Loops:
     """For one thread at a time; `get` is how loops are got that take long to compile."""
 
     def __init__(self, array: Array, coders: Coders, get: Get = at_once) -> None:
         self.array, self.coders, self.get = array, coders, get
+
+    def cost(self, cut: Cut) -> Cost:
+        """Of words that are cut like this."""
+        return _COST
 
     def halve(self, words: Words, high: Words, low: Words, *, balanced: bool) -> None:
         """Upper and lower halves of words; `balanced`: lower ones are signed, and the upper ones carry for them."""

@@ -20,28 +20,29 @@ _DESCRIPTION = 0.5
 """What zstd spends to describe its code, in bytes a symbol: in a small sample it weighs as it will not in the whole."""
 _GAINED, _NOTHING = 0.99, 0.02
 """To what of its size a sample must shrink for a search to pay; and what is left of one that is nearly all alike."""
-CODED, _GAP = 2.7, 3.3
-"""What a coded byte, and one that is put in its place, take to decode with numba; see `Plan.work`."""
 
 
 class _Estimate(NamedTuple):
-    """What coding a plane of a sample comes to: bytes, and `Plan.work` of as many raw ones."""
+    """What coding a plane of a sample comes to, in bytes: all, those to decode, and those to put in their places."""
 
     size: float
-    work: float
+    coded: float
+    gaps: float
 
 
 _Found = tuple[Way, _Estimate]
 
 
-def planned(sample: Words, cut: Cut) -> Plan:
-    """The plan that is best for a sample of words which are cut like this."""
+def planned(sample: Words, cut: Cut, *, onto: bool = False) -> Plan:
+    """The plan that is best for a sample of words which are cut like this, and may be added to others."""
     half = cut.width // 2
     with borrowed() as tools:
         planes = Cutter(cut, tools).cut(sample)
         found, searched = _best_ways(planes, tools.loops, tools.coders)
-    ways, size = tuple(way for way, _ in found), max(sample.nbytes, 1)
-    share, work = sum(each.size for _, each in found) / size, sum(each.work for _, each in found) / size
+        cost = tools.loops.cost(cut)
+    ways = tuple(way for way, _ in found)
+    share, coded, gaps = (sum(each) / max(sample.nbytes, 1) for each in zip(*(each for _, each in found), strict=True))
+    work = (cost.onto if onto else cost.joined) + cost.coded * coded + cost.placed * gaps
     if half > 1 and not any(way.coded for way in ways[half:]):
         return Plan(replace(cut, kept=True), ways[: half + 1], share, work, searched)
     return Plan(cut, ways, share, work, searched)
@@ -76,4 +77,4 @@ def _best_way(size: int, weights: Iterable[Weight]) -> _Found:
 def _estimated(weight: Weight) -> _Estimate:
     lengths = 0 if weight.bits == WHOLE else _LENGTHS
     size = lengths + weight.size - _DESCRIPTION * weight.symbols
-    return _Estimate(size, CODED * weight.coded + _GAP * weight.gaps)
+    return _Estimate(size, weight.coded, weight.gaps)

@@ -26,12 +26,14 @@ from ckptstore.format.codecs.compiled.calls import (
 from ckptstore.format.codecs.compiled.finding import kept, made
 from ckptstore.format.codecs.compiled.plans import Memory, compiled_plan, knows
 from ckptstore.format.codecs.entropy import Coders, PlaneCoder
-from ckptstore.format.codecs.layout import Plan
-from ckptstore.format.codecs.loops import Array, Loops
+from ckptstore.format.codecs.layout import Cut, Plan
+from ckptstore.format.codecs.loops import Array, Cost, Loops
 from ckptstore.format.codecs.making import Get, at_once
 from ckptstore.format.codecs.parts import Source
 from ckptstore.format.codecs.squeezing import NARROW, Weight
 from ckptstore.format.codecs.words import Plane, Words
+
+_COST = Cost(1.0, 0.75, 2.7, 3.3)
 
 
 class CompiledLoops(Loops):
@@ -55,6 +57,13 @@ class CompiledLoops(Loops):
         if loop is None and self._compiling:
             loop = self.get(made, call, *arguments)
         return loop
+
+    def _packing(self, cut: Cut) -> Loop | None:
+        return self._loop(PACK, cut.width) if knows(cut, differences=cut.signed) else None
+
+    def cost(self, cut: Cut) -> Cost:
+        """See `Loops.cost`: what packs words has another that unpacks them."""
+        return _COST if self._packing(cut) else super().cost(cut)
 
     def halve(self, words: Words, high: Words, low: Words, *, balanced: bool) -> None:
         """See `Loops.halve`."""
@@ -88,11 +97,10 @@ class CompiledLoops(Loops):
 
     def pack(self, plan: Plan, words: Words, out: Plane, end: int, lengths: Words) -> int:
         """See `Loops.pack`."""
-        differences, coder = plan.cut.signed, self.coders[plan.searched]
-        loop = self._loop(PACK, plan.cut.width) if knows(plan.cut, differences=differences) else None
+        loop, coder = self._packing(plan.cut), self.coders[plan.searched]
         if loop is None or not isinstance(coder, Encoder):
             return 0
-        known, memory = compiled_plan(plan, differences=differences), self._memory
+        known, memory = compiled_plan(plan, differences=plan.cut.signed), self._memory
         block, room = (at(words), len(words)), (into(out), len(out))
         given = *block, *known.given, *memory.given, *room, end, into(lengths), len(lengths)
         return loop(coder.address, *given)
