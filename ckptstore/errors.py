@@ -280,6 +280,12 @@ def nearest(name: object, known: Iterable[object]) -> str:
     return "nearest: " + ", ".join(close)
 
 
+def changed_meanwhile(path: str) -> StateError:
+    """An array was written to while it was read, by somebody whose changes nobody counts, or whoever else."""
+    advice = "change it when commit() has returned, or commit a copy of it"
+    return StateError(f"{path!r} was changed while it was committed: {advice}")
+
+
 def listing(title: str, paths: Sequence[str]) -> str:
     """A title and below it the first paths; nothing at all for none."""
     if not paths:

@@ -31,6 +31,9 @@ class Loan(Protocol):
     def end(self) -> None:
         """Let it change."""
 
+    def spoilt(self) -> Exception:
+        """What to raise if it changed before."""
+
 
 class Made(NamedTuple):
     """A codec that knows how a chunk was made: of chunks of the store, and then of those just before it.
@@ -58,6 +61,7 @@ class Piece(NamedTuple):
         before: digests of the chunks just before it, when these may be part of that.
         goes_on: whether the next chunk may be made of this one.
         counts: whether progress counts them, as it does of arrays.
+        live: the path of the array whose own memory they are, which others may write to meanwhile.
     """
 
     data: memoryview
@@ -70,6 +74,7 @@ class Piece(NamedTuple):
     before: tuple[bytes, ...] = ()
     goes_on: bool = False
     counts: bool = True
+    live: str = ""
 
 
 class NewChunk(NamedTuple):

@@ -120,12 +120,15 @@ class ChunkWriter:
         for number, (digest, piece) in enumerate(looked):
             if digest not in self._pack_of and digest not in fresh:
                 fresh[digest] = _after(piece, digests[max(0, number - NEIGHBOURS) : number])
-        lasting = self._spread(_keep, fresh.values())
+        lasting = dict(zip(fresh, self._spread(_keep, fresh.values()), strict=True))
+        for digest, piece in fresh.items():
+            if piece.loan is not None and self._digest.compute(lasting[digest].data) != digest:
+                raise piece.loan.spoilt()
         for _, piece in looked:
             if piece.loan is not None:
                 piece.loan.end()
         if fresh:
-            self.store(dict(zip(fresh, lasting, strict=True)))
+            self.store(lasting)
         if self._packing.size >= _SOON and _is_quiet(looked, fresh):
             self._packing.put()
         return digests
@@ -175,9 +178,9 @@ class ChunkWriter:
             under_way = self._encoded(batch, effort, rests_on, turning)
             if turning.now:
                 under_way = self._lighter(under_way, pile, batch, effort, rests_on, turning)
-            self._take(ahead)
+            self._take(ahead, fresh)
             ahead = under_way
-        self._take(ahead)
+        self._take(ahead, fresh)
 
     def _derivations(self, fresh: Mapping[bytes, Piece]) -> dict[bytes, Derivation]:
         made = {digest for digest, piece in fresh.items() if piece.made}
@@ -223,16 +226,20 @@ class ChunkWriter:
         instead = {chunk.digest: chunk for chunk in again}
         yield from (instead.get(chunk.digest, chunk) for chunk in made)
 
-    def _take(self, made: Iterable[NewChunk]) -> None:
+    def _take(self, made: Iterable[NewChunk], fresh: Mapping[bytes, Piece]) -> None:
         for chunk in made:
             self._bases.update(split_digests(chunk.base, len(chunk.digest)))
             for location in chunk.below:
                 self._rely_on(location)
-            self.append(chunk)
+            piece = fresh[chunk.digest]
+            self.append(chunk, piece if piece.live and not self._encoder.background else None)
 
-    def append(self, chunk: NewChunk) -> None:
-        """Put an encoded chunk on its way into a pack as it is; that what it rests on stays is for the caller."""
-        self._pack_of[chunk.digest] = self._packing.append(chunk)
+    def append(self, chunk: NewChunk, live: Piece | None = None) -> None:
+        """Put an encoded chunk on its way into a pack as it is; that what it rests on stays is for the caller.
+
+        `live` is what it was made of, where others may write to that.
+        """
+        self._pack_of[chunk.digest] = self._packing.append(chunk, live)
 
 
 def _is_quiet(looked: Iterable[Item], fresh: Mapping[bytes, Piece]) -> bool:

@@ -90,6 +90,14 @@ def is_plain_memory(array: Array) -> bool:
     return bool(array.nbytes) and (not isinstance(array, Tensor) or array.is_cpu)
 
 
+def lies_in(data: memoryview, array: Array) -> bool:
+    """Whether bytes are the array's own memory, of the host."""
+    if not data.nbytes or not is_plain_memory(array):
+        return False
+    low, high = byte_range(array)
+    return low <= np.frombuffer(data, np.uint8).ctypes.data < high
+
+
 def overlaps_itself(array: Array) -> bool:
     """Whether elements share memory, as in an expanded tensor. Of strides that are not nested, that is assumed."""
     if isinstance(array, Tensor) and array.is_contiguous():

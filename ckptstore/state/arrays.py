@@ -32,12 +32,22 @@ def writable_array(array: Array) -> Plane | None:
     return None if found is None or not found.flags.writeable else found
 
 
+def is_of_others(array: Array) -> bool:
+    """Whether other processes may write to it, as `share_memory_` lets them."""
+    return isinstance(array, Tensor) and array.is_cpu and array.untyped_storage().is_shared()
+
+
 def chunk_bytes(array: Array, start: Index, stop: Index) -> memoryview:
-    """The row-major bytes of `array[start:stop]`: the array's own memory when they lie there so, else one copy."""
+    """The row-major bytes of `array[start:stop]`: the array's own memory when they lie there so, else one copy.
+
+    Also a copy of what other processes may write to.
+    """
     box = box_index(start, stop)
     if isinstance(array, Tensor):
         region = array.detach()[box].resolve_conj().resolve_neg()
         dense = as_words(region).contiguous().cpu().numpy()
+        if is_of_others(array):
+            dense = dense.copy()
     else:
         dense = np.ascontiguousarray(as_opaque(array)[box])
     return dense.reshape(-1).view(np.uint8).data if dense.nbytes else memoryview(b"")

@@ -109,11 +109,15 @@ class Lender:
         """Raises StateError when somebody else than an optimizer changed the tensor before all of it was read."""
         with self._lock:
             if self._spoilt if self._state is _State.SETTLED else self._has_changed():
-                raise StateError(
-                    f"{self._path!r} was changed, and not by its optimizer's step, before it was stored: "
-                    "call the handle's wait_staged() before that, or commit with just_in_time=False, "
-                    "which a CheckpointManager takes too"
-                )
+                raise self.spoilt()
+
+    def spoilt(self) -> StateError:
+        """What `check` raises, for who noticed it by the bytes."""
+        return StateError(
+            f"{self._path!r} was changed, and not by its optimizer's step, before it was stored: "
+            "call the handle's wait_staged() before that, or commit with just_in_time=False, "
+            "which a CheckpointManager takes too"
+        )
 
     def copied(self) -> Kept:
         """After `settle`: the memory that has the copy. Raises StateError as `check` does."""
@@ -187,6 +191,10 @@ class Loan:
     def end(self) -> None:
         """Let the tensor change; the live bytes are not looked at any more."""
         self.lender.end(self)
+
+    def spoilt(self) -> StateError:
+        """What to raise when they changed before `keep`, unseen by torch."""
+        return self.lender.spoilt()
 
 
 class LiveLeaf(TensorLeaf, frozen=True, eq=False):

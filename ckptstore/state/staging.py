@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ckptstore.format.manifest import Value
 from ckptstore.state.addresses import lacks_address
-from ckptstore.state.arrays import Array, as_tracked, is_row_major, plain_bytes
+from ckptstore.state.arrays import Array, as_tracked, is_of_others, is_row_major, plain_bytes
 from ckptstore.state.clones import clone
 from ckptstore.state.devices.leaf import DeviceLeaf
 from ckptstore.state.devices.staging import DeviceStager
@@ -195,7 +195,7 @@ def _may_be_lent(leaf: TensorLeaf | Value) -> TypeGuard[TensorLeaf]:
     """Whether it is a tensor that `_plain` finds the memory of."""
     if not isinstance(leaf, TensorLeaf) or leaf.nbytes < _SMALL or not isinstance(leaf.tensor, Tensor):
         return False
-    return leaf.tensor.is_cpu and is_row_major(leaf.tensor)
+    return leaf.tensor.is_cpu and is_row_major(leaf.tensor) and not is_of_others(leaf.tensor)
 
 
 def _fetched(leaves: Leaves) -> dict[str, TensorLeaf | Value]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ckptstore.errors import StateError
+from ckptstore.errors import changed_meanwhile
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
@@ -21,4 +21,4 @@ class Watched:
         """Raises StateError when one was changed meanwhile: what was read of it may be of no moment."""
         for path, tensor, version in self._seen:
             if tensor._version != version:  # noqa: SLF001 - has no public name
-                raise StateError(f"{path!r} was changed while it was committed: change it when commit() has returned")
+                raise changed_meanwhile(path)

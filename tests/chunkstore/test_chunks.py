@@ -15,7 +15,15 @@ from ckptstore.catalog.records import NewCommit
 from ckptstore.chunkstore import ChunkStore, Fetch, Piece, jobs, reader, windows, writer
 from ckptstore.chunkstore.deriving import encode
 from ckptstore.chunkstore.grouping import groups
-from ckptstore.errors import BudgetTooSmall, CkptStoreError, CorruptData, MissingData, StepExists, StorageError
+from ckptstore.errors import (
+    BudgetTooSmall,
+    CkptStoreError,
+    CorruptData,
+    MissingData,
+    StateError,
+    StepExists,
+    StorageError,
+)
 from ckptstore.format import packs
 from ckptstore.format.version import StoreConfig
 from ckptstore.storage.local import LocalStorage
@@ -142,6 +150,9 @@ class Lent:
         self.data[:] = bytes(len(self.data))
         self.ended += 1
 
+    def spoilt(self) -> Exception:
+        return StateError("it changed while it was on loan")
+
 
 def test_what_is_on_loan_is_kept_only_if_it_is_new(chunks, monkeypatch):
     monkeypatch.setattr(windows, "_LOANS", 2500)
@@ -156,6 +167,14 @@ def test_what_is_on_loan_is_kept_only_if_it_is_new(chunks, monkeypatch):
     assert [loan.ended for loan in lent] == [1] * 9
     assert [location.digest for pack in own for location in pack.chunks] == digests[4:]
     assert digests == [chunks.digest.compute(chunk) for chunk in data]
+
+
+def test_what_changed_while_it_was_on_loan_is_not_stored_under_the_digest_that_it_had(chunks):
+    lent = [Lent(os.urandom(1000)) for _ in range(3)]
+    lent[1]._before = bytes(1000)
+    with chunks.writer(chunks.catalog.open_session(60)) as sink, pytest.raises(StateError, match="on loan"):
+        sink.write(Piece(memoryview(loan.data), copied=False, loan=loan) for loan in lent)
+    assert list(chunks.storage.list("packs/")) == []
 
 
 def test_loans_end_soon(chunks, monkeypatch):
@@ -287,9 +306,9 @@ def test_a_batch_is_encoded_while_the_one_before_goes_into_its_pack(chunks, monk
             second.set()
         return encode(*args, **options)
 
-    def appended(sink, chunk):
+    def appended(sink, chunk, live):
         assert second.wait(20), "nothing is encoded meanwhile"
-        append(sink, chunk)
+        append(sink, chunk, live)
 
     monkeypatch.setattr(writer, "encode", watched)
     monkeypatch.setattr(writer.ChunkWriter, "append", appended)
@@ -308,10 +327,10 @@ def test_no_more_than_two_batches_are_encoded_ahead(chunks, monkeypatch):
         most[0] = max(most[0], ahead[0])
         return encode(*args, **options)
 
-    def appended(sink, chunk):
+    def appended(sink, chunk, live):
         time.sleep(0.01)
         ahead[0] -= 1
-        append(sink, chunk)
+        append(sink, chunk, live)
 
     monkeypatch.setattr(writer, "encode", watched)
     monkeypatch.setattr(writer.ChunkWriter, "append", appended)

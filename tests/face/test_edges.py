@@ -617,13 +617,21 @@ def test_what_a_notebook_shows_is_short(store):
     assert commit.document not in repr(commit)
 
 
-@pytest.mark.parametrize("view", [False, True])
-def test_a_tensor_that_is_written_to_while_it_is_committed(store, monkeypatch, view):
+@pytest.mark.parametrize(
+    "shown",
+    [lambda w: w, lambda w: w[5:], lambda w: w.data, lambda w: torch.from_numpy(w.numpy())],
+    ids=["itself", "a view", "its data", "unseen by torch"],
+)
+@pytest.mark.parametrize("given", [{}, {"compression": "none"}, {"compression": "best"}, {"key_file": "key", "encrypt": True}], ids=str)
+def test_a_tensor_that_is_written_to_while_it_is_committed(tmp_path, monkeypatch, shown, given):
+    (tmp_path / "key").write_text("a passphrase")
+    monkeypatch.chdir(tmp_path)
+    store = ckptstore.open(tmp_path / "ckpts", **given)
     state = {"steady": torch.randn(3000), "w": torch.randn(3000), "n": torch.zeros(2)}
     put = LocalStorage.put
 
     def changed(self, key, parts):
-        (state["w"][5:] if view else state["w"]).add_(1)
+        shown(state["w"]).add_(1)
         put(self, key, parts)
 
     with monkeypatch.context() as patched:
@@ -635,3 +643,23 @@ def test_a_tensor_that_is_written_to_while_it_is_committed(store, monkeypatch, v
     assert store.steps() == []
     store.commit(state, step=1)
     assert torch.equal(store.checkout(1)["w"], state["w"])
+    assert store.verify().problems == ()
+
+
+@pytest.mark.parametrize("compression", ["none", "auto"])
+@pytest.mark.parametrize("shown", [lambda w: w, lambda w: w.T, lambda w: w[::2]], ids=["rows", "columns", "some rows"])
+def test_what_other_processes_write_to_is_committed_as_it_was_read(tmp_path, monkeypatch, compression, shown):
+    """As in Hogwild training: each chunk as it was at some moment, but no commit that cannot be read."""
+    shared = torch.randn(60, 60).share_memory_()
+    put = LocalStorage.put
+
+    def changed(self, key, parts):
+        shared.data.add_(1)  # torch counts no changes of other processes
+        put(self, key, parts)
+
+    monkeypatch.setattr(LocalStorage, "put", changed)
+    store = ckptstore.open(tmp_path / "ckpts", compression=compression)
+    expected = shared.clone()
+    store.commit({"w": shown(shared)}, step=1)
+    assert torch.equal(store.checkout(1)["w"], shown(expected))
+    assert store.verify().problems == ()

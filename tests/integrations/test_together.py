@@ -70,9 +70,10 @@ def test_the_same_state_is_the_same_commit_whoever_makes_it(crew, store):
     assert AGAIN not in answers[1]["traceback"]
 
 
+@pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize(("layout", "count"), [("plain", 2), ("rows", 2), ("rows", 1)])
-def test_what_is_written_to_meanwhile_is_not_committed(crew, store, layout, count):
-    answers = crew.ask("write_while_committing", count, place=store.url, layout=layout)
+def test_what_is_written_to_meanwhile_is_not_committed(crew, store, layout, count, seen):
+    answers = crew.ask("write_while_committing", count, place=store.url, layout=layout, seen=seen)
     assert [answer["error"] for answer in answers] == ["StateError", "RankFailed"][:count]
     assert "'model/x' was changed while it was committed" in answers[0]["traceback"]
     assert store.steps() == []

@@ -153,13 +153,14 @@ def commit_keys(group, place, keys, background):
 
 
 @task
-def write_while_committing(group, place, layout):
-    """To what this rank has, when progress is reported to it, as another thread may."""
+def write_while_committing(group, place, layout, seen):
+    """To what this rank has, when progress is reported to it, as another thread may; so that torch counts it or not."""
     state = laid_out({"x": torch.arange(4096.0).view(64, 64)}, layout, group)
 
     def write(*_):
         if dist.get_rank(group) == 0:
-            local(state["x"]).add_(1)
+            held = local(state["x"])
+            (held if seen else held.data).add_(1)
 
     with ckptstore.open(place) as store:
         store.commit({"model": state}, step=0, process_group=group, progress=write)

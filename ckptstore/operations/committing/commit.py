@@ -25,7 +25,8 @@ from ckptstore.operations.committing.lineage import Lineage, Rest
 from ckptstore.operations.committing.publish import make_commit, new_commit, taken_step
 from ckptstore.operations.history import Draft, placed
 from ckptstore.state.adam import find_recipes
-from ckptstore.state.arrays import plain_bytes
+from ckptstore.state.addresses import lies_in
+from ckptstore.state.arrays import is_of_others, plain_bytes
 from ckptstore.state.devices.leaf import DeviceLeaf, bring_all
 from ckptstore.state.lending import LiveLeaf, Loan, live_leaves
 from ckptstore.state.tensors import TensorLeaf
@@ -97,7 +98,7 @@ class _Planned(msgspec.Struct, frozen=True):
         leaf = self.leaf if isinstance(self.leaf, TensorLeaf) else TensorLeaf(np.frombuffer(self.leaf, np.uint8))
         form = self.leaf.form if isinstance(self.leaf, TensorLeaf) else BYTES
         counts = leaf is self.leaf
-        plain = plain_bytes(leaf.tensor)
+        plain = None if is_of_others(leaf.tensor) else plain_bytes(leaf.tensor)
         loan, at = None, 0
         for number, size in enumerate(self.grid.sizes(leaf.itemsize)):
             if plain is None:
@@ -105,7 +106,8 @@ class _Planned(msgspec.Struct, frozen=True):
             else:
                 data, loan = self._borrowed(plain, at, at + size)
             rest = Rest(lineage, path, self.entry, number)
-            yield Piece(data, plain is None, form, rest, loan, likely_new, counts=counts)
+            live = path if counts and (plain is not None or lies_in(data, leaf.tensor)) else ""
+            yield Piece(data, plain is None, form, rest, loan, likely_new, counts=counts, live=live)
             at += size
 
     def _borrowed(self, plain: memoryview, start: int, stop: int) -> tuple[memoryview, Loan | None]:

@@ -14,6 +14,7 @@ from ckptstore.chunkstore import Piece
 from ckptstore.format.grid import Grid, Index
 from ckptstore.format.manifest import INLINE_TENSOR, TensorEntry
 from ckptstore.operations.ranks.dealing import Shard, volume
+from ckptstore.state.addresses import lies_in
 from ckptstore.state.devices.leaf import DeviceLeaf, bring_all
 from ckptstore.state.devices.prints import Span
 from ckptstore.state.dtypes import dtype_name, number_form
@@ -142,7 +143,9 @@ class _Box(NamedTuple):
         return None if span is None else Place(leaf, span)
 
     def piece(self) -> Piece:
-        return Piece(self.part.box(self.start, self.stop), copied=True, form=number_form(self.part.dtype))
+        data = self.part.box(self.start, self.stop)
+        live = self.part.shard.path if lies_in(data, self.part.leaf.tensor) else ""
+        return Piece(data, copied=True, form=number_form(self.part.dtype), live=live)
 
 
 def pieces_of(units: Sequence[Unit]) -> list[Piece]:

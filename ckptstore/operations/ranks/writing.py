@@ -14,7 +14,7 @@ import msgspec
 from ckptstore.catalog.base import Catalog
 from ckptstore.chunkstore import ChunkStore, ChunkWriter, Piece
 from ckptstore.chunkstore.grouping import groups
-from ckptstore.errors import StateError
+from ckptstore.errors import changed_meanwhile
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import INLINE_VALUE, Value
 from ckptstore.operations.committing.lineage import Lineage, StoredLineage
@@ -212,6 +212,5 @@ class _Share:
         pieces = self._pieces([asked.unit for asked in late])
         for asked, digest in zip(late, writer.digests(pieces), strict=True):
             if digest != asked.digest:
-                path = asked.unit.path
-                raise StateError(f"{path!r} was changed while it was committed: change it when commit() has returned")
+                raise changed_meanwhile(asked.unit.path)
         return {asked.digest: piece for asked, piece in zip(late, pieces, strict=True)}
