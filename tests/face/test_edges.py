@@ -622,7 +622,9 @@ def test_what_a_notebook_shows_is_short(store):
     [lambda w: w, lambda w: w[5:], lambda w: w.data, lambda w: torch.from_numpy(w.numpy())],
     ids=["itself", "a view", "its data", "unseen by torch"],
 )
-@pytest.mark.parametrize("given", [{}, {"compression": "none"}, {"compression": "best"}, {"key_file": "key", "encrypt": True}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{}, {"compression": "none"}, {"compression": "best"}, {"key_file": "key", "encrypt": True}], ids=str
+)
 def test_a_tensor_that_is_written_to_while_it_is_committed(tmp_path, monkeypatch, shown, given):
     (tmp_path / "key").write_text("a passphrase")
     monkeypatch.chdir(tmp_path)
