@@ -6,7 +6,8 @@ what was not borrowed yet, and to wait for loans; what is on loan unread is copi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Condition
@@ -22,6 +23,10 @@ from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
 
+_NOTHING = np.empty(0, np.uint8)
+_NONE: AbstractSet[Loan] = frozenset()
+
+
 class _State(Enum):
     LIVE = auto()
     BEING_COPIED = auto()
@@ -29,26 +34,28 @@ class _State(Enum):
 
 
 class Lender:
-    """The memory of one tensor while a commit reads it; `shown` are those that show it, and may count changes apart."""
+    """The memory of one tensor while a commit reads it; `shown` are those that show it, and may count changes apart.
+
+    Of many, Python's collector would look at all again and again: each is made of few objects that it looks at.
+    """
 
     def __init__(self, path: str, tensor: Tensor, shown: Sequence[Tensor], buffers: KeptBuffers) -> None:
         self._tensor = tensor.detach()  # keeps this memory, whatever becomes of who owns it
-        self._shown = [self._tensor, *(other.detach() for other in shown if other is not tensor)]
-        self._address, self._seen = 0, np.empty(0, np.uint8)
+        self._shown = self._tensor, *(other.detach() for other in shown if other is not tensor)
+        self._address, self._seen = 0, _NOTHING
         self._path, self._buffers, self._versions = path, buffers, self._read_versions()
-        self.marks = {tensor.untyped_storage().data_ptr(), *map(id, shown)}
+        self.marks = tensor.untyped_storage().data_ptr(), *map(id, shown)
         self._lock = Lock()  # left in C, where no signal's handler interrupts, as it may a Condition
-        self._turn = Condition(self._lock)
+        self._turn: Condition | None = None
         self._state = _State.LIVE
         self._borrowed_to = self._loans = 0
-        self._at_rest: set[Loan] = set()
-        self._moved: set[Loan] = set()
+        self._at_rest = self._moved = _NONE
         self._spoilt = False
 
     def borrow(self, start: int, stop: int) -> tuple[memoryview, Loan | None]:
         """These bytes; with a loan when they are live, to be ended once nobody looks at them."""
         with self._lock:
-            self._turn.wait_for(lambda: self._state is not _State.BEING_COPIED)
+            self._wait_until(lambda: self._state is not _State.BEING_COPIED)
             if self._state is _State.SETTLED:
                 return self._kept().content[start:stop].data, None
             self._borrowed_to = stop
@@ -77,17 +84,17 @@ class Lender:
             if self._state is not _State.SETTLED:
                 self._spoilt = not well or self._has_changed()
                 self._state = _State.SETTLED
-                self._turn.notify_all()
+                self._tell()
 
     def wait(self) -> None:
         """After `settle`: once no loan is left, but for those at rest, which get a copy, the tensor may change."""
         with self._lock:
-            self._turn.wait_for(lambda: self._loans <= len(self._at_rest))
+            self._wait_until(lambda: self._loans <= len(self._at_rest))
             for loan in self._at_rest:
                 self._copy(loan)
             self._spoilt = self._spoilt or (bool(self._at_rest) and self._has_changed())
             self._moved |= self._at_rest
-            self._at_rest = set()
+            self._at_rest = _NONE
             self._loans = 0
 
     def may_change(self) -> bool:
@@ -102,8 +109,8 @@ class Lender:
         with self._lock:
             self._state = _State.SETTLED
             self._loans = 0
-            self._at_rest = set()
-            self._turn.notify_all()
+            self._at_rest = _NONE
+            self._tell()
 
     def check(self) -> None:
         """Raises StateError when somebody else than an optimizer changed the tensor before all of it was read."""
@@ -127,7 +134,7 @@ class Lender:
     def keep(self, loan: Loan) -> memoryview:
         """See `Loan.keep`."""
         with self._lock:
-            self._at_rest.discard(loan)
+            self._at_rest -= {loan}
             moved = loan in self._moved
         if not moved:
             self._copy(loan)
@@ -136,16 +143,27 @@ class Lender:
     def rest(self, loan: Loan) -> None:
         """See `Loan.rest`."""
         with self._lock:
-            self._at_rest.add(loan)
-            self._turn.notify_all()
+            self._at_rest |= {loan}
+            self._tell()
 
     def end(self, loan: Loan) -> None:
         """See `Loan.end`."""
         with self._lock:
             if loan not in self._moved:
-                self._at_rest.discard(loan)
+                self._at_rest -= {loan}
                 self._loans -= 1
-                self._turn.notify_all()
+                self._tell()
+
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        """With the lock, which others get meanwhile."""
+        if self._turn is None:
+            self._turn = Condition(self._lock)
+        self._turn.wait_for(ready)
+
+    def _tell(self) -> None:
+        """With the lock: whoever waits shall look."""
+        if self._turn is not None:
+            self._turn.notify_all()
 
     def _copy(self, loan: Loan) -> None:
         part = slice(loan.start, loan.stop)
@@ -163,8 +181,8 @@ class Lender:
     def _has_changed(self) -> bool:
         return self._read_versions() != self._versions
 
-    def _read_versions(self) -> list[int]:
-        return [tensor._version for tensor in self._shown]  # noqa: SLF001 - has no public name
+    def _read_versions(self) -> tuple[int, ...]:
+        return tuple([tensor._version for tensor in self._shown])  # noqa: SLF001 - has no public name
 
     def _kept(self) -> Kept:
         held = self._buffers.take(self._path, self._tensor.nbytes)

@@ -8,6 +8,7 @@ from threading import get_ident
 
 from torch.optim import Optimizer
 
+from ckptstore.cached import cached_property
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import StateError
 from ckptstore.locks import Lock
@@ -28,10 +29,6 @@ class JustInTime:
         self._buffers = buffers
         self._lenders = {id(optimizer): list(lenders) for optimizer, lenders in owners.items()}
         self._all = list(dict.fromkeys(chain.from_iterable(self._lenders.values())))
-        self._by_mark: dict[int, list[Lender]] = {}
-        for lender in self._all:
-            for mark in lender.marks:
-                self._by_mark.setdefault(mark, []).append(lender)
         self._first_open = 0
         self._settling = Lock()
         self._settled_by: int | None = None
@@ -63,6 +60,15 @@ class JustInTime:
         if self._any_open():
             by_mark = self._by_mark
             self._settled([lender for mark in marks(optimizer) for lender in by_mark.get(mark, ())])
+
+    @cached_property
+    def _by_mark(self) -> dict[int, list[Lender]]:
+        """Which may have such a mark; few commits meet optimizers that are not in their app state."""
+        found: dict[int, list[Lender]] = {}
+        for lender in self._all:
+            for mark in lender.marks:
+                found.setdefault(mark, []).append(lender)
+        return found
 
     def _any_open(self) -> bool:
         """Whether any may not change yet. Looks once at each of those that may, which they do for good.
