@@ -144,6 +144,12 @@ class Catalog(Protocol):
             StepExists: the step holds other content.
         """
 
+    def again(self, session: str, new: NewCommit) -> CommitRecord | None:
+        """What `commit` does when the (run, step) has the same `content`; None, and nothing changed, when it is free.
+
+        Raises SessionFenced when packs that heal are not the session's, StepExists when the step holds other content.
+        """
+
     def enter(self, new: NewCommit) -> None:
         """Make a commit exist whose packs and document are in storage already, all at once: for a rebuild, which can
         be killed at any time and done again. What `leave_out` recorded stays.

@@ -144,6 +144,9 @@ class SqlCatalog:
         self._database.keep_reserve()
         return made
 
+    def again(self, session: str, new: NewCommit) -> CommitRecord | None:
+        return self._database.change(making.again, session, new)
+
     def enter(self, new: NewCommit) -> None:
         self._database.change(making.enter, new)
 

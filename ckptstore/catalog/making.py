@@ -64,17 +64,34 @@ def _supersede(db: Connection, run: str, step: int) -> None:
         db.execute(_supersede_all, here)
 
 
+def again(db: Connection, session: str, new: NewCommit) -> CommitRecord | None:
+    """The commit that has the same content at the same step already, if there is one; that ends the session."""
+    return _again(db, session, queries.known_run(db, new.run), new)
+
+
 def _commit(db: Connection, session: str, new: NewCommit) -> CommitRecord:
-    run = _run(db, new)
-    taken = finding.live_at(db, run, new.step)
+    run = queries.known_run(db, new.run)
+    return _again(db, session, run, new) or _make(db, session, run, new)
+
+
+def _again(db: Connection, session: str, run: int | None, new: NewCommit) -> CommitRecord | None:
+    taken = None if run is None else finding.live_at(db, run, new.step)
     if taken is None:
-        _insert(db, session, run, new)
-    elif taken.content != new.content:
+        return None
+    if taken.content != new.content:
         raise holds_another(new.run, new.step)
-    elif healing := _healing(db, new.packs):
+    if healing := _healing(db, new.packs):
         make_live(db, own_packs(db, session, healing), healing)
     end_session(db, session)
-    return taken or finding.at_step(db, new.run, run, new.step)
+    return taken
+
+
+def _make(db: Connection, session: str, run: int | None, new: NewCommit) -> CommitRecord:
+    if run is None:
+        run = int(db.execute(_new_run, {"name": new.run, "parent": new.parent}).scalar_one())
+    _insert(db, session, run, new)
+    end_session(db, session)
+    return finding.at_step(db, new.run, run, new.step)
 
 
 def enter(db: Connection, new: NewCommit) -> None:
@@ -94,11 +111,6 @@ def _insert(db: Connection, session: str, run: int, new: NewCommit) -> None:
     if edges:
         db.execute(insert(commit_packs), edges)
     db.execute(_settled, {"of": new.document})
-
-
-def _run(db: Connection, new: NewCommit) -> int:
-    found = queries.known_run(db, new.run)
-    return db.execute(_new_run, {"name": new.run, "parent": new.parent}).scalar_one() if found is None else found
 
 
 def own_packs(db: Connection, session: str, new: Sequence[NewPack]) -> dict[str, int]:

@@ -47,6 +47,10 @@ class _SealedCatalog:
     def commit(self, session: str, new: NewCommit) -> CommitRecord:
         return self._opened(self._catalog.commit(session, replace(new, metadata=self._sealed(new))))
 
+    def again(self, session: str, new: NewCommit) -> CommitRecord | None:
+        found = self._catalog.again(session, new)
+        return None if found is None else self._opened(found)
+
     def enter(self, new: NewCommit) -> None:
         self._catalog.enter(replace(new, metadata=self._sealed(new)))
 

@@ -22,7 +22,6 @@ from ckptstore.state.kept import Bytes, Kept, KeptBuffers
 from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
-
 _NOTHING = np.empty(0, np.uint8)
 _NONE: AbstractSet[Loan] = frozenset()
 
@@ -156,9 +155,9 @@ class Lender:
 
     def _wait_until(self, ready: Callable[[], bool]) -> None:
         """With the lock, which others get meanwhile."""
-        if self._turn is None:
-            self._turn = Condition(self._lock)
-        self._turn.wait_for(ready)
+        if not ready():
+            self._turn = self._turn or Condition(self._lock)
+            self._turn.wait_for(ready)
 
     def _tell(self) -> None:
         """With the lock: whoever waits shall look."""

@@ -266,6 +266,19 @@ class CatalogConformance(CatalogDeltasConformance, CatalogGcConformance, Catalog
         made = catalog.commit(session, new)
         assert catalog.commit(session, new) == made
 
+    def test_a_commit_that_is_there_is_found_again(self, catalog: Catalog) -> None:
+        session = begin(catalog, new := new_commit(0))
+        assert catalog.again(session, new) is None
+        made = catalog.commit(session, new)
+        session = begin(catalog, same := new_commit(0, [new_pack("a")]))
+        with pytest.raises(StepExists):
+            catalog.again(session, new_commit(0, content="other"))
+        assert catalog.again(session, same) == catalog.again(session, same) == made
+        with pytest.raises(SessionFenced):
+            catalog.extend_session(session, LEASE)
+        assert collect(catalog) == ([same.document], [same.packs[0].name])
+        assert catalog.again(session, new_commit(1)) is None
+
     def test_a_commit_is_entered_whole_or_not_at_all(self, catalog: Catalog) -> None:
         first, second = new_pack("a"), new_pack("b")
         catalog.enter(new_commit(0, [first]))

@@ -46,7 +46,7 @@ from ckptstore.store import Store
 from ckptstore.testing.audit import assert_exact, assert_nothing_leaked, assert_whole, files, site_of, state_of
 from ckptstore.testing.catalog_faults import failing_catalog
 from ckptstore.testing.equality import assert_same
-from ckptstore.testing.faults import Meanwhile, Recording
+from ckptstore.testing.faults import FailNth, Meanwhile, Recording
 
 
 @pytest.fixture
@@ -227,6 +227,22 @@ def test_the_same_state_again_makes_nothing_anew(place):
     ckptstore.rebuild_catalog(place)
     with ckptstore.open(place) as store:
         assert place / store.find(5).document == document
+
+
+def test_who_dies_committing_the_same_again_changes_nothing(place):
+    """A document of its own would be the newer one of the step, and tags are of the older one."""
+    with ckptstore.open(place) as store:
+        store.tag("best", 4)
+    before = contents(place)
+    parts = site_of(place).parts()
+    dying = FailNth(parts.storage, 1, KeyboardInterrupt(), after=True, verbs=frozenset({"put"}))
+    with suppress(KeyboardInterrupt), Store(replace(parts, storage=dying), "main") as store:
+        store.commit(state_of("main", 4), step=4, metadata={"loss": 7})
+    lose(place)
+    ckptstore.rebuild_catalog(place)
+    assert contents(place) == before
+    with ckptstore.open(place) as store:
+        assert store.tags() == {"best": 4}
 
 
 @pytest.mark.parametrize("anew", [False, True])

@@ -184,6 +184,8 @@ def test_a_commit_that_another_made_meanwhile_is_there_whatever_cannot_be_remove
     place = shutil.copytree(template, tmp_path / "store")
     parts = site_of(place).parts()
     with site_of(place).open() as other:
+        other.commit(state_of("main", 4), step=5)
+        other.delete(5)  # its chunks are there, so that a document is all that is put
         stuck = FailNth(parts.storage, 1, verbs=frozenset({"delete"}))
         overtaken = Meanwhile(stuck, "put", partial(commit, other))
         with Store(replace(parts, storage=overtaken), "main") as store:

@@ -124,9 +124,8 @@ def publish(chunks: ChunkStore, session: str, new: NewCommit) -> CommitRecord:
 
     Raises SessionFenced, StepExists, StorageError, CatalogError.
     """
-    there = commit_at(chunks.catalog, new.run, new.step)
-    if there is not None and there.content != new.content:
-        raise holds_another(new.run, new.step)  # whose document would be the newer one to who has no catalog
+    if there := _again(chunks.catalog, session, new):
+        return there
     chunks.catalog.reserve(session, (), document=new.document)
     try:
         chunks.storage.put(new.document, [new.manifest])
@@ -137,6 +136,13 @@ def publish(chunks: ChunkStore, session: str, new: NewCommit) -> CommitRecord:
     if made.id != new.id:
         discard(chunks.storage, [new.document])  # gc does it if this fails
     return made
+
+
+def _again(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord | None:
+    """To who has no catalog, another document of the step would be the newer one: it is not stored in vain."""
+    if commit_at(catalog, new.run, new.step) is None:
+        return None
+    return patiently(lambda: catalog.again(session, new), CatalogUnavailable)
 
 
 def _make_exist(catalog: Catalog, session: str, new: NewCommit) -> CommitRecord:
