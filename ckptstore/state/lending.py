@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from ctypes import string_at
 from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Condition
@@ -23,6 +24,7 @@ from ckptstore.state.tensors import TensorLeaf
 from ckptstore.state.tree import Flat
 
 _NOTHING = np.empty(0, np.uint8)
+_SAMPLED = 64
 _NONE: AbstractSet[Loan] = frozenset()
 
 
@@ -43,6 +45,7 @@ class Lender:
         self._shown = self._tensor, *(other.detach() for other in shown if other is not tensor)
         self._address, self._seen = 0, _NOTHING
         self._path, self._buffers, self._versions = path, buffers, self._read_versions()
+        self._sample = self._read_sample()
         self.marks = tensor.untyped_storage().data_ptr(), *map(id, shown)
         self._lock = Lock()  # left in C, where no signal's handler interrupts, as it may a Condition
         self._turn: Condition | None = None
@@ -178,7 +181,13 @@ class Lender:
         return self._seen
 
     def _has_changed(self) -> bool:
-        return self._read_versions() != self._versions
+        """By what torch counts, or by some of the bytes: of most writes that it does not count they tell."""
+        return self._read_versions() != self._versions or self._read_sample() != self._sample
+
+    def _read_sample(self) -> bytes:
+        """The first elements, and some in the middle; without objects for them that the collector would look at."""
+        begin, nbytes = self._tensor.data_ptr(), self._tensor.nbytes
+        return string_at(begin, min(_SAMPLED, nbytes)) + string_at(begin + nbytes // 2, min(_SAMPLED, nbytes // 2))
 
     def _read_versions(self) -> tuple[int, ...]:
         return tuple([tensor._version for tensor in self._shown])  # noqa: SLF001 - has no public name

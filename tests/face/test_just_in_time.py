@@ -285,13 +285,18 @@ def test_a_step_waits_for_no_catalog(slowed, monkeypatch, there):
     assert_same(store.checkout(1)["w"], expected)
 
 
-def test_what_is_changed_by_hand_is_reported(slowed):
+@pytest.mark.parametrize(
+    "change",
+    [lambda w: w.mul_(2), lambda w: w.data.mul_(1.001), lambda w: w.detach().numpy().__iadd__(1)],
+    ids=["seen by torch", "through its data", "through numpy"],
+)
+def test_what_is_changed_by_hand_is_reported(slowed, change):
     store, storage = slowed
     weights, optimizer = large()
     storage.gate.clear()
     handle = store.commit_async({"w": weights, "optim": optimizer}, step=0)
     with torch.no_grad():
-        weights[4].mul_(2)
+        change(weights[4])
     storage.gate.set()
     with pytest.raises(StateError, match=r"'w/4' was changed.*wait_staged.*just_in_time=False"):
         handle.result()
@@ -300,14 +305,15 @@ def test_what_is_changed_by_hand_is_reported(slowed):
     assert_same(store.checkout(0)["w"], weights)
 
 
-def test_what_was_changed_by_hand_before_a_step_is_reported(slowed):
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_was_changed_by_hand_before_a_step_is_reported(slowed, seen):
     store, storage = slowed
     weights, optimizer = large()
     storage.gate.clear()
     handle = store.commit_async({"w": weights, "optim": optimizer}, step=0)
     assert storage.reached.wait(60)
     with torch.no_grad():
-        weights[0].mul_(2)
+        (weights[0] if seen else weights[0].data).mul_(2)
     step(weights, optimizer)
     storage.gate.set()
     with pytest.raises(StateError, match="'w/0' was changed"):
