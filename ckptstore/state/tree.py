@@ -37,7 +37,10 @@ CALL_LAZY = "call the lazy module once first"
 _MOST_NESTED = 128
 _UNKNOWN: Value = {"pickle": b""}
 """Stands for what a target has and nobody looks into."""
-_SUBCLASS = "a tensor subclass: store its local, plain tensors, or a ShardedTensor with dcp.save and StoreWriter"
+_SUBCLASS = (
+    "a tensor subclass: store its local, plain tensors, or a ShardedTensor with dcp.save and StoreWriter, "
+    "or pass allow_pickle=True"
+)
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -235,7 +238,17 @@ class _Walk:
             require_storable(path, tensor.itemsize, tensor.shape)
             self.leaves[path], self._pointers[path] = TensorLeaf(tensor), tensor.data_ptr()
         else:
-            self._children(composites.open_composite(tensor, path), path)
+            self._composite(tensor, path)
+
+    def _composite(self, tensor: torch.Tensor, path: str) -> None:
+        try:
+            opened = composites.open_composite(tensor, path)
+        except UnsupportedLeaf:
+            if tensor.is_meta or not (self.allow_pickle or self.is_target):
+                raise
+            self._unknown(tensor, path)
+        else:
+            self._children(opened, path)
 
     def _numpy(self, array: np.ndarray[Any, Any], path: str) -> None:
         try:
@@ -256,6 +269,8 @@ class _Walk:
 def _refuse_array(value: object, path: str) -> None:
     """Raises UnsupportedLeaf for a subclass of tensors or arrays."""
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            raise composites.unsupported(value, path)
         what, advice = ("not initialised yet", CALL_LAZY) if is_lazy(value) else (type_name(value), _SUBCLASS)
         raise UnsupportedLeaf(path, what, advice)
     if isinstance(value, np.ndarray):
