@@ -52,12 +52,20 @@ def open_composite(tensor: Tensor, path: str) -> Opened:
     elif tensor.layout in _COMPRESSED:
         opened = _open_compressed(bare)
     else:
-        form = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise UnsupportedLeaf(path, f"a tensor of layout {form}", "convert it to a dense one")
+        raise unsupported(tensor, path)
     if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
         tracked = {"requires_grad": tensor.requires_grad, "parameter": isinstance(tensor, torch.nn.Parameter)}
         opened[0].attributes.update(tracked)
     return opened
+
+
+def unsupported(tensor: Tensor, path: str) -> UnsupportedLeaf:
+    """What to raise for a tensor that is neither dense nor made of dense ones."""
+    if tensor.is_nested:
+        advice = "store the list that its unbind() gives, or pass allow_pickle=True"
+        return UnsupportedLeaf(path, "a nested tensor", advice)
+    form = str(tensor.layout).removeprefix("torch.")
+    return UnsupportedLeaf(path, f"a tensor of layout {form}", "convert it to a dense one")
 
 
 def build_composite(path: str, container: Container, parts: Mapping[str, Any]) -> Tensor:

@@ -37,7 +37,10 @@ CALL_LAZY = "call the lazy module once first"
 _MOST_NESTED = 128
 _UNKNOWN: Value = {"pickle": b""}
 """Stands for what a target has and nobody looks into."""
-_SUBCLASS = "a tensor subclass: store its local, plain tensors, or a ShardedTensor with dcp.save and StoreWriter"
+_SUBCLASS = (
+    "a tensor subclass: store its local, plain tensors, or a ShardedTensor with dcp.save and StoreWriter, "
+    "or pass allow_pickle=True"
+)
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -54,6 +57,7 @@ class Flat:
         sharded: path → DTensor; its leaf is the part that this process has.
         replicated: paths of leaves that are to be taken for the same on all ranks that have them.
         unfit: of a target: path → why what is there can take nothing.
+        opaque: of a target: path → what is there, of tensors that nobody looks into.
     """
 
     leaves: dict[str, TensorLeaf | Value]
@@ -64,6 +68,7 @@ class Flat:
     sharded: dict[str, DTensor] = field(default_factory=dict)
     replicated: frozenset[str] = frozenset()
     unfit: dict[str, UnsupportedLeaf] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
 
     @property
     def tied(self) -> dict[str, str]:
@@ -139,6 +144,7 @@ class _Walk:
     owners: dict[str, object] = field(default_factory=dict)
     sharded: dict[str, DTensor] = field(default_factory=dict)
     unfit: dict[str, UnsupportedLeaf] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
     _generators: dict[str, torch.Generator] = field(default_factory=dict)
     _statefuls: int = 0
     _pointers: dict[str, int] = field(default_factory=dict)
@@ -194,7 +200,7 @@ class _Walk:
 
     def flat(self, replicated: frozenset[str]) -> Flat:
         found = self.leaves, self.containers, self.aliases(), self.stateful, self.owners, self.sharded
-        return Flat(*found, replicated, self.unfit)
+        return Flat(*found, replicated, self.unfit, self.opaque)
 
     def aliases(self) -> tuple[tuple[str, ...], ...]:
         count = Counter(self._pointers.values())
@@ -235,7 +241,17 @@ class _Walk:
             require_storable(path, tensor.itemsize, tensor.shape)
             self.leaves[path], self._pointers[path] = TensorLeaf(tensor), tensor.data_ptr()
         else:
-            self._children(composites.open_composite(tensor, path), path)
+            self._composite(tensor, path)
+
+    def _composite(self, tensor: torch.Tensor, path: str) -> None:
+        try:
+            opened = composites.open_composite(tensor, path)
+        except UnsupportedLeaf:
+            if tensor.is_meta or not (self.allow_pickle or (self.is_target and tensor.is_nested)):
+                raise
+            self._unknown(tensor, path)
+        else:
+            self._children(opened, path)
 
     def _numpy(self, array: np.ndarray[Any, Any], path: str) -> None:
         try:
@@ -247,6 +263,8 @@ class _Walk:
     def _unknown(self, value: Any, path: str) -> None:
         if self.is_target:
             self.leaves[path] = _UNKNOWN
+            if isinstance(value, torch.Tensor):
+                self.opaque[path] = "a nested tensor" if value.is_nested else f"a {type_name(value)}"
             return
         if not self.allow_pickle:
             _refuse_array(value, path)
@@ -256,6 +274,8 @@ class _Walk:
 def _refuse_array(value: object, path: str) -> None:
     """Raises UnsupportedLeaf for a subclass of tensors or arrays."""
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            raise composites.unsupported(value, path)
         what, advice = ("not initialised yet", CALL_LAZY) if is_lazy(value) else (type_name(value), _SUBCLASS)
         raise UnsupportedLeaf(path, what, advice)
     if isinstance(value, np.ndarray):

@@ -18,6 +18,7 @@ import msgspec
 from ckptstore.errors import CorruptData, PickleRefused, UnknownType, UnsupportedLeaf
 from ckptstore.format.manifest import Value
 from ckptstore.state.kinds import Kind, kind_named, kind_of
+from ckptstore.state.pickling import pickle_of
 
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _SEQUENCES = frozenset({list, tuple, set, frozenset})
@@ -63,7 +64,7 @@ def encode(value: object, path: str, *, allow_pickle: bool = False) -> Value:
 def pickled(value: object, path: str) -> Value:
     """The encoded form of any value, as a pickle. Raises UnsupportedLeaf when it cannot be pickled."""
     try:
-        return {"pickle": pickle.dumps(value, protocol=5)}
+        return {"pickle": pickle_of(value)}
     except Exception as error:  # a class's own code runs here and may raise anything
         raise UnsupportedLeaf(path, type_name(value), f"it cannot be pickled either: {error}") from error
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from torch import nn
+from torch.masked import masked_tensor
 
 import ckptstore
 from ckptstore import InvalidArgument, PathNotFound, PickleRefused, StateMismatch, UnknownType, UnsupportedLeaf
@@ -1108,6 +1109,20 @@ def test_a_plain_value_takes_the_place_of_what_cannot_be_stored(store):
         store.checkout(0, into=live)
     store.checkout(0, into=live, paths="a")
     assert live["a"] == 1
+
+
+OPAQUE: dict[str, Callable[[], torch.Tensor]] = {
+    "a nested tensor": lambda: torch.nested.nested_tensor([torch.ones(2)]),
+    "a nested tensor ": lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+    "a torch.masked.maskedtensor.core.MaskedTensor": lambda: masked_tensor(torch.ones(3), torch.ones(3).bool()),
+}
+
+
+@pytest.mark.parametrize("kind", OPAQUE)
+def test_a_tensor_that_takes_no_bytes_is_named(store, kind):
+    store.commit({"t": torch.ones(3)}, step=0)
+    with pytest.raises(StateMismatch, match=f"t: a tensor in the commit, {kind.strip()} in the target"):
+        store.checkout(0, into={"t": OPAQUE[kind]()})
 
 
 def test_a_path_that_selects_nothing(store, committed):

@@ -378,6 +378,41 @@ def test_pickles_need_both_sides(store):
     assert again["b"] == state["b"] == store.read(0, "b", allow_pickle=True)
 
 
+PICKLED = [torch.float8_e4m3fn, torch.uint16, torch.complex32, torch.bits8, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", PICKLED, ids=str)
+def test_a_pickle_may_hold_tensors_of_any_dtype_that_torch_saves(store, dtype):
+    """As quantised weights of torchao do; what torch.Tensor pickles of its newer dtypes, it cannot unpickle."""
+    held: Any = OwnDict()
+    held["scales"] = torch.arange(64, dtype=torch.uint8).view(dtype)
+    store.commit({"a": held}, step=0, allow_pickle=True)
+    again = store.checkout(0, allow_pickle=True)["a"]
+    assert type(again) is OwnDict
+    assert_same(again["scales"], held["scales"])
+    assert store.commit({"a": held, "b": 1}, step=1, allow_pickle=True).new_bytes < 1000
+
+
+NESTED: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+    "strided": torch.nested.nested_tensor,
+    "jagged": partial(torch.nested.nested_tensor, layout=torch.jagged),
+}
+
+
+@pytest.mark.parametrize("layout", NESTED)
+def test_nested_tensors_are_pickled(store, layout):
+    parts = [torch.randn(3, 4), torch.randn(2, 4)]
+    advice = r"'m/n': a nested tensor; store the list that its unbind\(\) gives, or pass allow_pickle=True"
+    with pytest.raises(UnsupportedLeaf, match=advice):
+        store.commit({"m": {"n": NESTED[layout](parts)}}, step=0)
+    store.commit({"m": {"n": NESTED[layout](parts)}}, step=0, allow_pickle=True)
+    live = {"m": {"n": NESTED[layout]([torch.ones(1, 4)])}}
+    store.checkout(0, into=live, allow_pickle=True)
+    for again in (store.checkout(0, allow_pickle=True), live):
+        assert again["m"]["n"].layout is NESTED[layout](parts).layout
+        assert_same(list(again["m"]["n"].unbind()), parts)
+
+
 def test_parts_of_a_state(store):
     state: dict[str, Any] = {
         "a": {"x": tensor(2000), "y": {"z": 2}},

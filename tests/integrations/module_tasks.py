@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +15,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.optim.lr_scheduler import StepLR
 from torch.utils._pytree import tree_flatten_with_path
 
 import ckptstore
@@ -94,4 +99,25 @@ def load_by_store(group, place, step, model, optimizer):
         store.checkout(step, into={"model": model, "optim": optimizer}, process_group=group)
 
 
-MODULE_TASKS = {"train_parallel": train_parallel}
+def train_zero(group, place, start, stop):
+    """Train with a ZeroRedundancyOptimizer, resumed as the page for those who come from DCP says."""
+    page = (Path(__file__).parents[2] / "docs" / "from-dcp.md").read_text()
+    told: dict[str, Any] = {}
+    exec(re.findall(r"^```python\n(class .*?)^```", page, re.DOTALL | re.MULTILINE)[0], told)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(37, 48), torch.nn.ReLU(), torch.nn.Linear(48, 3))
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, process_group=group, lr=0.05)
+    scheduler = StepLR(zero, 2)
+    state = {"model": model, "optim": zero.optim, "groups": told["Groups"](zero), "scheduler": scheduler}
+    losses = []
+    with ckptstore.open(place) as store:
+        if start:
+            store.checkout(start, into=state, process_group=group)
+        for step in range(start, stop):
+            losses.append(take_step(model, zero, step))
+            scheduler.step()
+        store.commit(state, step=stop, process_group=group)
+    return losses
+
+
+MODULE_TASKS: dict[str, Callable[..., Any]] = {"train_parallel": train_parallel, "train_zero": train_zero}

@@ -35,3 +35,12 @@ def test_a_training_goes_on_in_another_way(crew, store, through):
     assert losses == pytest.approx(straight, rel=1e-4)
     assert store.steps() == list(range(1, len(WAYS) + 1))
     assert store.verify().problems == ()
+
+
+def test_a_training_goes_on_whose_optimizer_is_dealt_among_ranks(crew, store):
+    """With the same bits, or its commit of step 5 would be refused; a scheduler has just set another learning rate."""
+    straight = crew.do("train_zero", 2, place=store.url, start=0, stop=5)
+    begun = crew.do("train_zero", 2, place=store.url, start=0, stop=2)
+    gone_on = crew.do("train_zero", 2, place=store.url, start=2, stop=5)
+    assert [first + then for first, then in zip(begun, gone_on, strict=True)] == straight
+    assert store.steps() == [2, 5]

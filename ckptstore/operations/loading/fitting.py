@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _LOG = logging.getLogger("ckptstore")
-_PLAIN = "a plain value in the target"
 
 
 class Fitting:
@@ -145,7 +144,8 @@ class Fitting:
                 yield f"{path}: a plain value in the commit, a tensor in the target"
             elif isinstance(wanted, TensorEntry):
                 lazy = path in self._owned.uninitialised
-                own = f"not initialised yet in the target: {CALL_LAZY}" if lazy else _PLAIN
+                there = f"{self._flat.opaque.get(path, 'a plain value')} in the target"
+                own = f"not initialised yet in the target: {CALL_LAZY}" if lazy else there
                 yield f"{path}: a tensor in the commit, {own}"
 
     def _other_composites(self) -> Iterator[str]:

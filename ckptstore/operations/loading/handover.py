@@ -155,8 +155,13 @@ def _renewed(live: Any, loaded: Any) -> Any:
 
 def _is_one_memory(live: Any, loaded: Any) -> bool:
     """Whether it was filled through another one that it is tied to, which may be no Parameter where it is one."""
-    arrays = isinstance(live, torch.Tensor | np.ndarray) and isinstance(loaded, torch.Tensor | np.ndarray)
-    return arrays and (live is loaded or same_place(live) == same_place(loaded))
+    if live is loaded:
+        return True
+    return _is_array(live) and _is_array(loaded) and same_place(live) == same_place(loaded)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and is_dense(value))
 
 
 def _put_own_tensors(module: torch.nn.Module, state: dict[str, Any]) -> None:
