@@ -264,17 +264,23 @@ class _Walk:
         if self.is_target:
             self.leaves[path] = _UNKNOWN
             if isinstance(value, torch.Tensor):
-                self.opaque[path] = "a nested tensor" if value.is_nested else f"a {type_name(value)}"
+                self.opaque[path] = "a nested tensor" if _is_nested(value) else f"a {type_name(value)}"
             return
         if not self.allow_pickle:
             _refuse_array(value, path)
         self.leaves[path] = encode(value, path, allow_pickle=self.allow_pickle)
 
 
+def _is_nested(tensor: torch.Tensor) -> bool:
+    """Also of subclasses that refuse to tell, as ShardedTensor does."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - has no public name
+        return tensor.is_nested
+
+
 def _refuse_array(value: object, path: str) -> None:
     """Raises UnsupportedLeaf for a subclass of tensors or arrays."""
     if isinstance(value, torch.Tensor):
-        if value.is_nested:
+        if _is_nested(value):
             raise composites.unsupported(value, path)
         what, advice = ("not initialised yet", CALL_LAZY) if is_lazy(value) else (type_name(value), _SUBCLASS)
         raise UnsupportedLeaf(path, what, advice)
