@@ -26,10 +26,10 @@ from ckptstore.integrations.dcp import StoreReader, StoreWriter
 
 
 def parallel(group, way):
-    """The same model and its optimizer, as the ranks of a group have them."""
+    """The same model and its optimizer, as the ranks of a group have them; no plan tells of the first layer."""
     torch.manual_seed(0)
-    up, down = torch.nn.Linear(37, 48), torch.nn.Linear(48, 3)
-    model: Any = torch.nn.Sequential(OrderedDict(up=up, act=torch.nn.ReLU(), down=down))
+    norm, up, down = torch.nn.LayerNorm(37), torch.nn.Linear(37, 48), torch.nn.Linear(48, 3)
+    model: Any = torch.nn.Sequential(OrderedDict(norm=norm, up=up, act=torch.nn.ReLU(), down=down))
     by_names = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     if way == "FSDP":
         fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))

@@ -44,7 +44,7 @@ def together(prints):
         (
             "train_stages",
             {"optim": "optim"},
-            "2 a part of torch float32[41, 41] on a mesh of other ranks: where these are copies, commit with",
+            "rank 2 one that is on a mesh of other ranks and has other elements: copies that drifted apart, or",
         ),
         (
             "train_uneven_stages",

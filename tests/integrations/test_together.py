@@ -210,17 +210,22 @@ def test_one_of_several_replicas_commits(crew, store):
     assert store.verify().problems == ()
 
 
-def test_copies_on_meshes_of_other_ranks(crew, store):
-    answers = crew.ask("commit_copies_on_meshes", 4, place=store.url, way="all")
+@pytest.mark.parametrize(
+    ("way", "path", "other", "misfit"),
+    [("drifted", "2.weight", 3, "has other elements"), ("divided", "0.weight", 2, "is divided in another way")],
+)
+def test_no_copies_on_meshes_of_other_ranks(crew, store, way, path, other, misfit):
+    answers = crew.ask("commit_copies_on_meshes", 4, place=store.url, way=way)
     assert [answer["error"] for answer in answers] == ["StateError", *["RankFailed"] * 3]
+    problem = f"rank {other - 2} has a part of it, rank {other} one that is on a mesh of other ranks and {misfit}"
     for answer in answers:
-        assert "'model/0.weight': rank 0 has a part of torch float32[64, 40], rank 2 a part" in answer["traceback"]
-        assert "on a mesh of other ranks: where these are copies, commit with process_group= of" in answer["traceback"]
+        assert f"'model/{path}': {problem}: copies that drifted apart, or are divided" in answer["traceback"]
     assert store.steps() == []
+    assert_nothing_leaked(store.url)
 
 
-@pytest.mark.parametrize("way", ["one mesh", "dcp"])
-def test_what_helps_with_copies_on_meshes_of_other_ranks(crew, store, way):
+@pytest.mark.parametrize("way", ["all", "in the background", "one mesh", "dcp"])
+def test_copies_on_meshes_of_other_ranks(crew, store, way):
     assert crew.do("commit_copies_on_meshes", 4, place=store.url, way=way) == [[]] * 4
     assert store.checkout(1)["model"]["2.weight"].shape == (40, 64)
     assert store.verify().problems == ()

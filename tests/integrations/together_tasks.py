@@ -542,19 +542,29 @@ def commit_of_one_replica(group, place):
 
 @task
 def commit_copies_on_meshes(group, place, way):
-    """Two rows of ranks, each of which has all of a model that is parallel in its own mesh; what comes back."""
+    """Two rows of ranks, each of which has all of a model that is parallel in its own mesh; what comes back.
+
+    Of the second row, it may have drifted away, or be divided in another way.
+    """
     mesh = square(4)["inner"]
     torch.manual_seed(0)
     layers = [torch.nn.Linear(40, 64, bias=False), torch.nn.ReLU(), torch.nn.Linear(64, 40, bias=False)]
     model: Any = torch.nn.Sequential(*layers)
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    plan = [ColwiseParallel(), RowwiseParallel()]
+    if way == "divided" and dist.get_rank(group) > 1:
+        plan.reverse()
+    parallelize_module(model, mesh, dict(zip(("0", "2"), plan, strict=True)))
+    if way == "drifted" and dist.get_rank(group) == 3:
+        local(model[2].weight.data)[-1, -1] += 1
     state = {"model": model}
     wanted = {name: local(weight).clone() for name, weight in model.state_dict().items()}
     with ckptstore.open(place) as store:
         if way == "dcp":
             writer = StoreWriter(store, step=1, process_group=group)
             dcp_save({"model": model.state_dict()}, storage_writer=writer, process_group=group)
-        elif way == "all":
+        elif way == "in the background":
+            store.commit_async(state, step=1, process_group=group).result(60)
+        elif way != "one mesh":
             store.commit(state, step=1, process_group=group)
         elif dist.get_rank(group) < 2:
             store.commit(state, step=1, process_group=mesh.get_group())

@@ -17,16 +17,12 @@ from ckptstore.operations.ranks.uniting import joined
 from ckptstore.state.paths import root_of
 
 _KIND = {Undigested.SHARDED: "a part of", Undigested.REPLICATED: "replicated", Undigested.BROADCAST: "broadcast"}
-_STAGES = (
+STAGES = (
     "what stages of a pipeline have needs names that differ, as {'optim.stage0': …}, or those of DCP's named state "
     "dicts"
 )
-_COPIES = (
-    "on a mesh of other ranks: where these are copies, commit with process_group= of the ranks of one mesh, from which "
-    f"all can check out, or save through DCP with StoreWriter of ckptstore.integrations.dcp; {_STAGES}"
-)
 _WANTED: Mapping[bytes | Undigested, str] = {
-    Undigested.SHARDED: f"parts of one tensor, and the same around it; {_STAGES}",
+    Undigested.SHARDED: f"parts of one tensor, and the same around it; {STAGES}",
     Undigested.BROADCAST: "the same DistributedDataParallel",
     Undigested.REPLICATED: "the same replicated=, without it unless it and what is around it is the same on all",
 }
@@ -99,10 +95,9 @@ def check_undigested(
     """Raises StateError for a leaf that some rank has no digest of, unless all agree on what it is."""
     leaf, (first, *_) = next(each for each in held if isinstance(each[0].digest, Undigested))
     for other, (rank, *_) in held:
-        if (other.form, other.digest, other.members) != (leaf.form, leaf.digest, leaf.members):
+        if (other.form, other.digest) != (leaf.form, leaf.digest):
             problem = f"{path!r}: rank {first} has {_name(leaf)}, rank {rank} {_name(other)}"
-            alike = _name(other) == _name(leaf)
-            raise StateError(f"{problem} {_COPIES}" if alike else f"{problem}: give all ranks {_WANTED[leaf.digest]}")
+            raise StateError(f"{problem}: give all ranks {_WANTED[leaf.digest]}")
     if root := root_of(path, differing):
         where, one, two = differing[root]
         problem = f"{_name(leaf)} in {root!r}, which is each rank's own, as ranks {one} and {two} differ in {where!r}"

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import Container, Entry, Manifest
+from ckptstore.operations.ranks.copies import idle_ranks, meshes_of
 from ckptstore.operations.ranks.differences import (
     SharedOutline,
     above,
@@ -19,7 +20,7 @@ from ckptstore.operations.ranks.differences import (
     distinct,
     holders_of,
 )
-from ckptstore.operations.ranks.outlines import Assignment, Leaf, Undigested
+from ckptstore.operations.ranks.outlines import Assignment, Copied, Leaf, Undigested
 from ckptstore.operations.ranks.reports import Report
 from ckptstore.operations.ranks.uniting import joined
 from ckptstore.operations.ranks.written import tensor_entry, value_entry
@@ -27,12 +28,15 @@ from ckptstore.state.paths import is_within, join, segment
 
 
 class Merging:
-    """Of the outlines of all ranks: `assign` takes them, `manifest` is called when all is written."""
+    """Of the outlines of all ranks: `assign` takes them, `settle` says who is idle where several meshes of ranks have
+    the same, `manifest` is called when all is written.
+    """
 
     def __init__(self) -> None:
         self._count = 0
         self._outlines: Sequence[SharedOutline] = ()
         self._own: frozenset[str] = frozenset()
+        self._copied: dict[str, list[list[int]]] = {}
 
     def assign(self, outlines: Sequence[Sequence[bytes]]) -> list[Assignment]:
         """What each rank writes, so that all have as much to do as may be; `outlines` are encoded, by rank.
@@ -51,10 +55,24 @@ class Merging:
             kinds = {leaf.digest for leaf, _ in leaves if isinstance(leaf.digest, Undigested)}
             if kinds:
                 check_undigested(path, leaves, differing)
+            if Undigested.SHARDED in kinds and len(meshes := meshes_of(leaves)) > 1:
+                self._copied[path] = meshes
             if leaves and Undigested.SHARDED not in kinds and not is_within(path, self._own):
                 ranks = sorted(rank for _, ranks in leaves for rank in ranks)
                 writers.choose(path, leaves[0][0].size, ranks[:1] if Undigested.BROADCAST in kinds else ranks)
-        return [Assignment(self._own, frozenset(paths)) for paths in writers.paths]
+        return [Assignment(self._own, frozenset(paths), frozenset(self._copied)) for paths in writers.paths]
+
+    def settle(self, copied: Sequence[Mapping[str, Copied]]) -> list[frozenset[str]]:
+        """By rank, what ranks of another mesh write; given what each rank has of what is copied.
+
+        Raises StateError for what is not the same on all meshes.
+        """
+        idle = [set[str]() for _ in range(self._count)]
+        for path, meshes in self._copied.items():
+            held = {rank: copied[rank][path] for ranks in meshes for rank in ranks}
+            for rank in idle_ranks(path, meshes, held):
+                idle[rank].add(path)
+        return [frozenset(paths) for paths in idle]
 
     def manifest(self, written: Report, division: Division) -> Manifest:
         """Raises StateError for what nobody wrote."""

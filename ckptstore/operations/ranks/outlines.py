@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ckptstore.chunkstore import ChunkStore
 from ckptstore.chunkstore.grouping import Advance, ignore
 from ckptstore.format.buffers import Buffer
-from ckptstore.format.grid import default_chunk_shape, grid_of
+from ckptstore.format.grid import Index, default_chunk_shape, grid_of
 from ckptstore.format.manifest import Container, TensorEntry, Value
 from ckptstore.operations.ranks.counting import Counting
 from ckptstore.operations.ranks.dealing import Shard
@@ -67,10 +67,23 @@ class Outline(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Assignment(NamedTuple):
-    """What a rank is to write beside its shards: its leaves at or beneath `own` for itself, `common` ones for all."""
+    """What a rank is to write: its leaves at or beneath `own` for itself, `common` ones for all, and its shards.
+
+    Of shards of what is `copied`, several meshes of ranks may have the same, see `copies`: `idle` are those that
+    another mesh writes.
+    """
 
     own: frozenset[str]
     common: frozenset[str]
+    copied: frozenset[str] = frozenset()
+    idle: frozenset[str] = frozenset()
+
+
+class Copied(NamedTuple):
+    """What a rank has of a DTensor: where it lies in the whole, and the digest of its elements."""
+
+    boxes: tuple[tuple[Index, Index], ...]
+    digest: bytes
 
 
 class RankState:
@@ -118,7 +131,11 @@ class RankState:
 
     def parts(self, assigned: Assignment) -> list[Part]:
         """Its parts of tensors, by the paths that they will have."""
-        return [*self._shards(), *self._tensors(assigned)]
+        return [*self._shards(assigned.idle), *self._tensors(assigned)]
+
+    def copied(self, paths: AbstractSet[str]) -> dict[str, Copied]:
+        """What it has of these tensors, by path."""
+        return {path: self._copied(path) for path in self._flat.sharded if path in paths}
 
     def counting(self, assigned: Assignment, parts: Sequence[Part]) -> Counting:
         """Counts the bytes of its `parts`; what is tied is written by each path, and counts once."""
@@ -140,12 +157,22 @@ class RankState:
             return Leaf(None, len(content), self._digest(path, lambda: content))
         whole = self._flat.sharded.get(path)
         shape = leaf.shape if whole is None else tuple(whole.shape)
-        form = leaf.entry(default_chunk_shape(shape, leaf.itemsize, self._chunks.config.division))
+        form = self._entry(leaf, shape)
         if whole is None:
             return Leaf(form, leaf.nbytes, self._digest(path, lambda: self._content(leaf, form)))
         parameter = isinstance(whole, torch.nn.Parameter)
         form = replace(form, shape=shape, order=None, requires_grad=whole.requires_grad, parameter=parameter)
         return Leaf(form, leaf.nbytes, Undigested.SHARDED, members(whole))
+
+    def _copied(self, path: str) -> Copied:
+        leaf = self._flat.leaves[path]
+        assert isinstance(leaf, TensorLeaf)
+        content = self._content(leaf, self._entry(leaf, leaf.shape))
+        boxes = tuple((region.start, region.stop) for region in self._regions[path])
+        return Copied(boxes, self._chunks.digest.compute(content))
+
+    def _entry(self, leaf: TensorLeaf, shape: Index) -> TensorEntry:
+        return leaf.entry(default_chunk_shape(shape, leaf.itemsize, self._chunks.config.division))
 
     def _digest(self, path: str, content: Callable[[], Buffer]) -> bytes | Undigested:
         if path in self._flat.replicated:
@@ -165,8 +192,10 @@ class RankState:
         known.update((span, compute(data)) for span, data in zip(missing, brought, strict=True))
         return b"".join(known[span] for span in spans)
 
-    def _shards(self) -> Iterator[Part]:
+    def _shards(self, idle: AbstractSet[str]) -> Iterator[Part]:
         for path, whole in self._flat.sharded.items():
+            if path in idle:
+                continue
             leaf = self._flat.leaves[path]
             for region in self._regions[path] if is_keeper(whole, path, self._among) else ():
                 shard = Shard(path, leaf.itemsize, tuple(whole.shape), region.start, region.stop)

@@ -38,6 +38,9 @@ def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish, measure: Calla
         return list(zip(openings, merging.assign([outlines for _, outlines in descriptions]), strict=True))
 
     place, assigned = ranks.agree(describe, assign)
+    if assigned.copied:
+        idle = ranks.agree(partial(state.copied, assigned.copied), merging.settle)
+        assigned = assigned._replace(idle=idle)
     gathering = Gathering(chunks, wish.draft) if ranks.is_coordinator else None
     parts = state.parts(assigned)
     names = {part.shard.path: part.shard.path for part in parts}
