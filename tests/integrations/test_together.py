@@ -323,6 +323,14 @@ def test_a_rank_that_fails(crew, store, who):
     assert store.steps() == [1, 2]
 
 
+def test_a_rank_whose_state_cannot_be_had(crew, store):
+    """As with optimizers that are consolidated on one rank alone."""
+    answers = crew.ask("commit_and_fail", 2, place=store.url, step=1, who=1, how="refuse")
+    assert [answer["error"] for answer in answers] == ["RankFailed", "RuntimeError"]
+    assert "rank 1 failed: RuntimeError: the state is gone" in answers[0]["traceback"]
+    assert AGAIN not in answers[0]["traceback"]
+
+
 @pytest.mark.crash
 def test_a_rank_that_dies(doomed, store):
     crew = doomed(2)

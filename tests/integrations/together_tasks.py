@@ -475,7 +475,7 @@ class Dying:
     def state_dict(self):
         if self._how == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        raise OSError("the state is gone")
+        raise {"fail": OSError, "refuse": RuntimeError}[self._how]("the state is gone")
 
     def load_state_dict(self, state_dict):
         raise NotImplementedError

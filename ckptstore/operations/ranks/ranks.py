@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ckptstore.errands import uninterrupted
 from ckptstore.errors import (
+    CkptStoreError,
     FormatError,
     InterpreterExiting,
     InvalidArgument,
@@ -41,8 +42,9 @@ _LATE = (
     'distributed.new_group([torch.distributed.get_rank()], backend="gloo", use_local_synchronization=True)'
 )
 _MET: set[frozenset[int]] = set()
+_PASSING = (CkptStoreError, OSError, MemoryError, KeyboardInterrupt)
 _MISTAKES = (InvalidArgument, NotFound, StepExists, StateError, FormatError, InterpreterExiting)
-"""What fails again when the same is committed again."""
+"""Of these, what fails again when the same is committed again."""
 
 
 class _Failure(NamedTuple):
@@ -209,7 +211,8 @@ def _check_alike(messages: Sequence[object]) -> None:
 
 
 def _failure(error: BaseException) -> _Failure:
-    return _Failure(f"{type(error).__name__}: {error}", passing=not isinstance(error, _MISTAKES))
+    passing = isinstance(error, _PASSING) and not isinstance(error, _MISTAKES)
+    return _Failure(f"{type(error).__name__}: {error}", passing)
 
 
 def _reason(failures: Mapping[int, _Failure]) -> str:
