@@ -57,6 +57,7 @@ _WRAPPER = re.compile(r"(?<![^./])(_orig_mod|module)\.")
 """What `torch.compile` and DDP put before the names of what they wrap."""
 _MOST_LISTED = 20
 _OPTIMIZER_STATE = re.compile(r"(^|/)state/[^/]+/[^/]+$")
+_OPTIMIZER_SHAPE = re.compile(r"(^|/)state/[^/]+/[^/]+: (shape|\w+)\b.* in the commit, (\2)?\[[^]]*\] in the target$")
 
 
 class CkptStoreError(Exception):
@@ -150,6 +151,7 @@ class StateMismatch(StateError):
             listing("in the target but not in the commit", self.missing),
             listing("in the commit but not in the target", self.unexpected),
             _otherwise(self.different),
+            _reshaped(self.different),
             _overlapping(self.different),
             _wrapping(self.missing, self.unexpected)
             or _fresh(self.unexpected)
@@ -298,6 +300,13 @@ def _otherwise(different: Sequence[str]) -> str:
     """What to do where a form is meant to be another one, as that of a new head."""
     found = any(" in the commit, " in line for line in different)
     advice = 'to leave what is meant to differ as it is, select the others with paths=, as paths=["model", "sched"]'
+    return f"  {advice}" if found else ""
+
+
+def _reshaped(different: Sequence[str]) -> str:
+    """What to do where all that has other shapes is the state of optimizers, as of those that choose a rank anew."""
+    found = different and all(map(_OPTIMIZER_SHAPE.search, different))
+    advice = "where an optimizer changes the shape of its state as it trains, a new one takes the commit's"
     return f"  {advice}" if found else ""
 
 

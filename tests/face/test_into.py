@@ -751,6 +751,23 @@ def test_a_hook_that_brings_state_into_shape(store):
     assert_same(live.state_dict()["state"], {0: {"momentum_buffer": torch.ones(20, 4)}})
 
 
+class Ranked(torch.optim.SGD):
+    """Not torch's own, so that the shapes of its state are its own affair."""
+
+
+def test_an_optimizer_that_changes_the_shape_of_its_state(store):
+    kind = partial(Ranked, momentum=0.9)
+    committed = stepped(over(kind, 10))
+    (moments,) = committed.state.values()
+    moments["momentum_buffer"] = torch.ones(3, 4)
+    store.commit({"o": committed}, step=0)
+    with pytest.raises(StateMismatch, match="as it trains, a new one takes the commit's"):
+        store.checkout(0, into={"o": stepped(over(kind, 10))})
+    new = over(kind, 10)
+    store.checkout(0, into={"o": new})
+    assert_same(new.state_dict()["state"], committed.state_dict()["state"])
+
+
 def test_an_optimizer_of_a_lazy_module(store):
     committed = stepped(torch.optim.Adam(nn.Linear(3, 4).parameters()))
     live = torch.optim.Adam(nn.LazyLinear(4).parameters())
@@ -1160,6 +1177,7 @@ def test_all_that_does_not_fit_is_reported_at_once(store, committed):
     assert {line.partition(":")[0] for line in error.different} == different
     assert all(path in str(error) for path in missing | unexpected | different)
     assert "to leave what is meant to differ as it is, select the others with paths=" in str(error)
+    assert "changes the shape of its state" not in str(error)
     assert_same(bits(live), before)
     assert live["counter"].loaded == []
 
