@@ -44,7 +44,7 @@ def together(prints):
         (
             "train_stages",
             {"optim": "optim"},
-            "rank 2 one that is on a mesh of other ranks and has other elements: copies that drifted apart, or",
+            "ranks 0 and 2 have other elements of one part: copies that drifted apart, or are divided",
         ),
         (
             "train_uneven_stages",

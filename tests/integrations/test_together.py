@@ -211,17 +211,37 @@ def test_one_of_several_replicas_commits(crew, store):
 
 
 @pytest.mark.parametrize(
-    ("way", "path", "other", "misfit"),
-    [("drifted", "2.weight", 3, "has other elements"), ("divided", "0.weight", 2, "is divided in another way")],
+    ("way", "problem"),
+    [
+        ("drifted", "'model/2.weight': ranks 1 and 3 have other elements of one part"),
+        ("divided", "'model/0.weight': ranks 0 and 2 are on meshes that divide it in other ways"),
+    ],
 )
-def test_no_copies_on_meshes_of_other_ranks(crew, store, way, path, other, misfit):
+def test_no_copies_on_meshes_of_other_ranks(crew, store, way, problem):
     answers = crew.ask("commit_copies_on_meshes", 4, place=store.url, way=way)
     assert [answer["error"] for answer in answers] == ["StateError", *["RankFailed"] * 3]
-    problem = f"rank {other - 2} has a part of it, rank {other} one that is on a mesh of other ranks and {misfit}"
     for answer in answers:
-        assert f"'model/{path}': {problem}: copies that drifted apart, or are divided" in answer["traceback"]
+        assert f"{problem}: copies that drifted apart, or are divided in other ways" in answer["traceback"]
     assert store.steps() == []
     assert_nothing_leaked(store.url)
+
+
+@pytest.mark.parametrize("drifted", range(4))
+def test_no_rank_of_a_mesh_has_a_copy_that_drifted(crew, store, drifted):
+    answers = crew.ask("commit_replicated", 4, place=store.url, drifted=drifted)
+    assert [answer["error"] for answer in answers] == ["StateError", *["RankFailed"] * 3]
+    assert f"ranks 0 and {drifted or 1} have other elements of one part" in answers[0]["traceback"]
+
+
+def test_all_ranks_write_as_much_of_what_all_have(crew, store):
+    assert crew.do("commit_replicated", 4, place=store.url) == [16000] * 4
+    assert store.read(1, "w15").tolist() == list(range(15, 1015))
+    assert store.verify().problems == ()
+
+
+def test_ranks_with_nothing_of_a_tensor_divide_it_as_the_others_do(crew, store):
+    crew.do("commit_one_row", 4, place=store.url)
+    assert store.read(1, "row").tolist() == [list(range(3000))]
 
 
 @pytest.mark.parametrize("way", ["all", "in the background", "one mesh", "dcp"])

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ckptstore
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.integrations.dcp import StoreWriter
-from ckptstore.operations.ranks import ranks
+from ckptstore.operations.ranks import ranks, together
 from ckptstore.state.tree import flatten
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import Colour, Level
@@ -573,6 +573,30 @@ def commit_copies_on_meshes(group, place, way):
             local(weight.data).zero_()
         store.checkout(1, into=state)
     return [name for name, weight in model.state_dict().items() if not local(weight).equal(wanted[name])]
+
+
+@task
+def commit_replicated(group, place, drifted=None):
+    """Two meshes, each of which has all of some tensors on all of its ranks; the bytes that this rank is to write."""
+    mesh, rank = square(4)["inner"], dist.get_rank(group)
+    wholes = [torch.arange(1000.0) + number + (rank == drifted) for number in range(16)]
+    state = {f"w{number}": DTensor.from_local(whole, mesh, [Replicate()]) for number, whole in enumerate(wholes)}
+    with (
+        ckptstore.open(place) as store,
+        mock.patch.object(together, "write_share", wraps=together.write_share) as write,
+    ):
+        store.commit(state, step=1, process_group=group)
+    return sum(part.nbytes for part in write.call_args.args[2].parts)
+
+
+@task
+def commit_one_row(group, place):
+    """A mesh of one rank that has it, and one of three, of which two have nothing."""
+    of_one, of_three = DeviceMesh("cpu", [0]), DeviceMesh("cpu", [1, 2, 3])
+    mesh = of_one if dist.get_rank(group) == 0 else of_three
+    row = distribute_tensor(torch.arange(3000.0).view(1, -1), mesh, [Shard(0)], src_data_rank=None)
+    with ckptstore.open(place) as store:
+        store.commit({"row": row}, step=1, process_group=group)
 
 
 class Counted:

@@ -1,18 +1,17 @@
 """DTensors of one path on several meshes, each of which has the whole tensor: copies along a dim that no mesh knows.
 
-Tensor parallel models under DDP have them, and so has FSDP2 what a plan of tensor parallelism leaves out. Ranks of one
-mesh store them, if the others have the same.
+FSDP2 has them of what a plan of tensor parallelism leaves out, and so has composable `replicate` of what such a plan
+divides. They are stored once, if all are the same.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from zlib import crc32
 
 from ckptstore.errors import StateError
 from ckptstore.operations.ranks.differences import STAGES
-from ckptstore.operations.ranks.outlines import Copied, Leaf
+from ckptstore.operations.ranks.outlines import Boxes, Copied, Leaf
 
 _ADVICE = (
     "copies that drifted apart, or are divided in other ways, can be committed with process_group= of the ranks of one "
@@ -29,24 +28,33 @@ def meshes_of(held: Iterable[tuple[Leaf, Sequence[int]]]) -> list[list[int]]:
     return [sorted(ranks) for ranks in meshes.values()]
 
 
-def idle_ranks(path: str, meshes: Sequence[Sequence[int]], copied: Mapping[int, Copied]) -> Iterator[int]:
-    """Those of the meshes that store nothing of it, which take turns by path; what they have is given by rank.
+def holders_by_part(path: str, meshes: Sequence[Sequence[int]], copied: Mapping[int, Copied]) -> Iterator[list[int]]:
+    """Of each part of it, the ranks that have that; `copied` is by rank.
 
-    Raises StateError unless all meshes have the same elements at the same places.
+    Raises StateError for parts that are not all the same, or of which meshes have other ones.
     """
-    first, *others = meshes
-    known = {copied[rank].boxes: rank for rank in reversed(first)}
-    for ranks in others:
-        if {copied[rank].boxes for rank in ranks} != known.keys():
-            raise _misfit(path, first[0], ranks[0], "and is divided in another way")
-        for rank in ranks:
-            like = known[copied[rank].boxes]
-            if copied[rank].digest != copied[like].digest:
-                raise _misfit(path, like, rank, "and has other elements")
-    chosen = crc32(path.encode()) % len(meshes)
-    return (rank for number, ranks in enumerate(meshes) if number != chosen for rank in ranks)
+    _check_division(path, [_first_holders(ranks, copied) for ranks in meshes])
+    parts: dict[Boxes, list[int]] = defaultdict(list)
+    for rank, held in sorted(copied.items()):
+        if held.boxes:
+            parts[held.boxes].append(rank)
+    for first, *others in parts.values():
+        for rank in others:
+            if copied[rank].digest != copied[first].digest:
+                raise StateError(f"{path!r}: ranks {first} and {rank} have other elements of one part: {_ADVICE}")
+        yield [first, *others]
 
 
-def _misfit(path: str, one: int, other: int, problem: str) -> StateError:
-    held = f"rank {one} has a part of it, rank {other} one that is on a mesh of other ranks"
-    return StateError(f"{path!r}: {held} {problem}: {_ADVICE}")
+def _first_holders(ranks: Sequence[int], copied: Mapping[int, Copied]) -> dict[Boxes, int]:
+    """Of each part that these have."""
+    return {copied[rank].boxes: rank for rank in reversed(ranks) if copied[rank].boxes}
+
+
+def _check_division(path: str, meshes: Sequence[Mapping[Boxes, int]]) -> None:
+    """Raises StateError unless one mesh has all parts that any mesh has."""
+    whole = max(meshes, key=len)
+    strange = [rank for held in meshes for boxes, rank in held.items() if boxes not in whole]
+    if strange:
+        first, second = sorted((min(strange), min(whole.values())))
+        problem = f"ranks {first} and {second} are on meshes that divide it in other ways"
+        raise StateError(f"{path!r}: {problem}: {_ADVICE}")

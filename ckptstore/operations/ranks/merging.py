@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ckptstore.format.grid import Division
 from ckptstore.format.manifest import Container, Entry, Manifest
-from ckptstore.operations.ranks.copies import idle_ranks, meshes_of
+from ckptstore.operations.ranks.copies import holders_by_part, meshes_of
 from ckptstore.operations.ranks.differences import (
     SharedOutline,
     above,
@@ -28,8 +28,8 @@ from ckptstore.state.paths import is_within, join, segment
 
 
 class Merging:
-    """Of the outlines of all ranks: `assign` takes them, `settle` says who is idle where several meshes of ranks have
-    the same, `manifest` is called when all is written.
+    """Of the outlines of all ranks: `assign` takes them, `settle` says who writes that of which several meshes have
+    copies, `manifest` is called when all is written.
     """
 
     def __init__(self) -> None:
@@ -37,6 +37,7 @@ class Merging:
         self._outlines: Sequence[SharedOutline] = ()
         self._own: frozenset[str] = frozenset()
         self._copied: dict[str, list[list[int]]] = {}
+        self._writers = _Writers(0, ())
 
     def assign(self, outlines: Sequence[Sequence[bytes]]) -> list[Assignment]:
         """What each rank writes, so that all have as much to do as may be; `outlines` are encoded, by rank.
@@ -49,7 +50,7 @@ class Merging:
         holders = holders_of(self._outlines)
         differing = differences(holders, self._outlines, self._count)
         self._own = frozenset(differing)
-        writers = _Writers(self._count, self._outlines)
+        self._writers = _Writers(self._count, self._outlines)
         for path, held in holders.items():
             leaves = [(each.what, each.ranks) for each in held if isinstance(each.what, Leaf)]
             kinds = {leaf.digest for leaf, _ in leaves if isinstance(leaf.digest, Undigested)}
@@ -59,20 +60,19 @@ class Merging:
                 self._copied[path] = meshes
             if leaves and Undigested.SHARDED not in kinds and not is_within(path, self._own):
                 ranks = sorted(rank for _, ranks in leaves for rank in ranks)
-                writers.choose(path, leaves[0][0].size, ranks[:1] if Undigested.BROADCAST in kinds else ranks)
-        return [Assignment(self._own, frozenset(paths), frozenset(self._copied)) for paths in writers.paths]
+                self._writers.choose(path, leaves[0][0].size, ranks[:1] if Undigested.BROADCAST in kinds else ranks)
+        return [Assignment(self._own, common, frozenset(self._copied)) for common in self._writers.common()]
 
     def settle(self, copied: Sequence[Mapping[str, Copied]]) -> list[frozenset[str]]:
-        """By rank, what ranks of another mesh write; given what each rank has of what is copied.
+        """What is common of each rank's assignment, given what each has of what is copied.
 
-        Raises StateError for what is not the same on all meshes.
+        Raises StateError for what is not the same wherever it is.
         """
-        idle = [set[str]() for _ in range(self._count)]
         for path, meshes in self._copied.items():
             held = {rank: copied[rank][path] for ranks in meshes for rank in ranks}
-            for rank in idle_ranks(path, meshes, held):
-                idle[rank].add(path)
-        return [frozenset(paths) for paths in idle]
+            for holders in holders_by_part(path, meshes, held):
+                self._writers.choose(path, held[holders[0]].size, holders)
+        return self._writers.common()
 
     def manifest(self, written: Report, division: Division) -> Manifest:
         """Raises StateError for what nobody wrote."""
@@ -128,14 +128,10 @@ class Merging:
 
 
 class _Writers:
-    """Who writes what is stored once: of those that have it the rank with the least to do; what is tied, the same one.
-
-    Attributes:
-        paths: by rank.
-    """
+    """Who writes what is stored once: of those that have it the rank with the least to do; of what is tied the same."""
 
     def __init__(self, count: int, outlines: Sequence[SharedOutline]) -> None:
-        self.paths = [set[str]() for _ in range(count)]
+        self._paths = [set[str]() for _ in range(count)]
         self._loads = [0] * count
         self._tied = {path: group[0] for outline, _ in outlines for group in outline.aliases for path in group}
         self._known: dict[str, int] = {}
@@ -147,4 +143,8 @@ class _Writers:
             writer = min(ranks, key=self._loads.__getitem__)
         self._known.setdefault(first, writer)
         self._loads[writer] += size
-        self.paths[writer].add(path)
+        self._paths[writer].add(path)
+
+    def common(self) -> list[frozenset[str]]:
+        """What each rank writes."""
+        return [frozenset(paths) for paths in self._paths]

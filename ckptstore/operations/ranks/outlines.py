@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -32,6 +32,8 @@ from ckptstore.state.tree import Flat
 from ckptstore.state.watched import Watched
 
 T = TypeVar("T")
+
+Boxes: TypeAlias = tuple[tuple[Index, Index], ...]
 
 _PART = 32
 
@@ -67,22 +69,21 @@ class Outline(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Assignment(NamedTuple):
-    """What a rank is to write: its leaves at or beneath `own` for itself, `common` ones for all, and its shards.
+    """What a rank is to write beside its shards: its leaves at or beneath `own` for itself, `common` ones for all.
 
-    Of shards of what is `copied`, several meshes of ranks may have the same, see `copies`: `idle` are those that
-    another mesh writes.
+    Its shards of what is `copied`, see `copies`, it writes only if they are common.
     """
 
     own: frozenset[str]
     common: frozenset[str]
     copied: frozenset[str] = frozenset()
-    idle: frozenset[str] = frozenset()
 
 
 class Copied(NamedTuple):
-    """What a rank has of a DTensor: where it lies in the whole, and the digest of its elements."""
+    """What a rank has of a DTensor: where it lies in the whole, how many bytes it has, and the digest of these."""
 
-    boxes: tuple[tuple[Index, Index], ...]
+    boxes: Boxes
+    size: int
     digest: bytes
 
 
@@ -131,7 +132,7 @@ class RankState:
 
     def parts(self, assigned: Assignment) -> list[Part]:
         """Its parts of tensors, by the paths that they will have."""
-        return [*self._shards(assigned.idle), *self._tensors(assigned)]
+        return [*self._shards(assigned), *self._tensors(assigned)]
 
     def copied(self, paths: AbstractSet[str]) -> dict[str, Copied]:
         """What it has of these tensors, by path."""
@@ -169,7 +170,7 @@ class RankState:
         assert isinstance(leaf, TensorLeaf)
         content = self._content(leaf, self._entry(leaf, leaf.shape))
         boxes = tuple((region.start, region.stop) for region in self._regions[path])
-        return Copied(boxes, self._chunks.digest.compute(content))
+        return Copied(boxes, leaf.nbytes, self._chunks.digest.compute(content))
 
     def _entry(self, leaf: TensorLeaf, shape: Index) -> TensorEntry:
         return leaf.entry(default_chunk_shape(shape, leaf.itemsize, self._chunks.config.division))
@@ -192,12 +193,12 @@ class RankState:
         known.update((span, compute(data)) for span, data in zip(missing, brought, strict=True))
         return b"".join(known[span] for span in spans)
 
-    def _shards(self, idle: AbstractSet[str]) -> Iterator[Part]:
+    def _shards(self, assigned: Assignment) -> Iterator[Part]:
         for path, whole in self._flat.sharded.items():
-            if path in idle:
-                continue
             leaf = self._flat.leaves[path]
-            for region in self._regions[path] if is_keeper(whole, path, self._among) else ():
+            among_copies = path in assigned.copied
+            kept = path in assigned.common if among_copies else is_keeper(whole, path, self._among)
+            for region in self._regions[path] if kept else ():
                 shard = Shard(path, leaf.itemsize, tuple(whole.shape), region.start, region.stop)
                 yield Part(shard, whole.dtype, partial(_itself, leaf), region.local)
 

@@ -39,8 +39,8 @@ def commit_together(chunks: ChunkStore, ranks: Ranks, wish: Wish, measure: Calla
 
     place, assigned = ranks.agree(describe, assign)
     if assigned.copied:
-        idle = ranks.agree(partial(state.copied, assigned.copied), merging.settle)
-        assigned = assigned._replace(idle=idle)
+        common = ranks.agree(partial(state.copied, assigned.copied), merging.settle)
+        assigned = assigned._replace(common=common)
     gathering = Gathering(chunks, wish.draft) if ranks.is_coordinator else None
     parts = state.parts(assigned)
     names = {part.shard.path: part.shard.path for part in parts}
