@@ -505,6 +505,26 @@ atexit.register(late)
 """
 
 
+_LATE_IN_A_THREAD = """
+import sys, threading, time, torch, ckptstore
+from ckptstore.operations.committing import handles
+store = ckptstore.open(sys.argv[1])
+class Slow:
+    def state_dict(self):
+        while not handles._EXITING.is_set():
+            time.sleep(0.01)
+        return {"x": torch.ones(3)}
+    def load_state_dict(self, state):
+        raise NotImplementedError
+def work():
+    try:
+        store.commit_async({"slow": Slow()}, step=1)
+    except ckptstore.InterpreterExiting as error:
+        print(error)
+threading.Thread(target=work).start()
+"""
+
+
 def run(source: str, place: Any, *given: str) -> Any:
     command = [sys.executable, "-c", source, place, *given]
     return subprocess.run(command, capture_output=True, text=True, check=True)
@@ -522,6 +542,12 @@ def test_an_error_of_before_a_fork_is_reported_by_the_parent_alone(tmp_path):
 def test_it_is_told_that_it_is_too_late(tmp_path, first):
     done = run(_LATE.replace("store.commit(state, step=0)", "") if first else _LATE, tmp_path / "store")
     assert done.stdout.count("the interpreter exits") == 2
+    assert not done.stderr
+
+
+def test_a_thread_is_told_whose_commit_was_about_to_begin_when_the_interpreter_exits(tmp_path):
+    done = run(_LATE_IN_A_THREAD, tmp_path / "store")
+    assert done.stdout.count("the interpreter exits") == 1
     assert not done.stderr
 
 

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ckptstore
 from ckptstore.chunkstore.pace import Pace
 from ckptstore.integrations.dcp import StoreWriter
-from ckptstore.operations.ranks import ranks, together
+from ckptstore.operations.ranks import ranks, together, writing
 from ckptstore.state.tree import flatten
 from ckptstore.testing.equality import assert_same
 from ckptstore.testing.states import Colour, Level
@@ -583,7 +583,7 @@ def commit_replicated(group, place, drifted=None):
     state = {f"w{number}": DTensor.from_local(whole, mesh, [Replicate()]) for number, whole in enumerate(wholes)}
     with (
         ckptstore.open(place) as store,
-        mock.patch.object(together, "write_share", wraps=together.write_share) as write,
+        mock.patch.object(together, "write_share", wraps=writing.write_share) as write,
     ):
         store.commit(state, step=1, process_group=group)
     return sum(part.nbytes for part in write.call_args.args[2].parts)

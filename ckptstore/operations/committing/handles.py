@@ -25,6 +25,8 @@ _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _UNREPORTED: dict[object, str] = {}
 """Of commits that failed, until somebody sees their errors."""
 _EXITING = threading.Event()
+_BEGINNING = Lock()
+"""So that a thread has begun before the interpreter looks for which ones it waits, or is refused."""
 _LATEST = 0.1
 """Seconds after which a thread begins, also if who started it was interrupted by a signal's handler that raised."""
 
@@ -184,6 +186,8 @@ def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
     """Do the work in a thread, for which the interpreter waits while there still are thread pools.
 
     It begins once this has returned: it would keep Python's lock for 5 ms, for which the caller would wait in here.
+
+    Raises InterpreterExiting when the interpreter does not wait any more, and what keeps a thread from beginning.
     """
     returning = threading.Lock()
     returning.acquire()
@@ -193,10 +197,16 @@ def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
         work()
 
     thread = threading.Thread(target=begin, name=name)
-    _THREADS.add(thread)
-    uninterrupted(partial(start, thread))
+    uninterrupted(partial(_start, thread))
     returning.release()
     return thread
+
+
+def _start(thread: threading.Thread) -> None:
+    with _BEGINNING:
+        refuse_at_exit()
+        start(thread)
+        _THREADS.add(thread)
 
 
 def refuse_at_exit() -> None:
@@ -205,9 +215,14 @@ def refuse_at_exit() -> None:
         raise InterpreterExiting("the interpreter exits, and begins no threads any more: commit before its last line")
 
 
+def _begin_no_more() -> None:
+    with _BEGINNING:
+        _EXITING.set()
+
+
 def _finish() -> None:
     """Wait for all that is in flight, and say what nobody asked for."""
-    _EXITING.set()
+    uninterrupted(_begin_no_more)
     for thread in list(_THREADS):
         if thread.is_alive():
             thread.join()
