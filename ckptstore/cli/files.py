@@ -110,15 +110,15 @@ def import_(
     """Commit a FILE that another tool wrote.
 
     That is a file of safetensors or torch.save, or a folder of Hugging Face (model.safetensors, alone or in numbered
-    files with an index), torch.distributed.checkpoint (dcp) or torchsnapshot. The run begins if it is new. What
-    torch.save wrote is read with weights_only=True.
+    files with an index), torch.distributed.checkpoint (dcp) or torchsnapshot. A run that --run names begins if
+    it is new. What torch.save wrote is read with weights_only=True.
     """
     from ckptstore.cli.records import commit_json
 
     kind = kind or ("torch" if file.suffix == _LIGHTNING and file.is_file() else _kind(file, _MODULES))
     options: dict[str, Any] = {} if kind == "safetensors" else {"allow_pickle": allow_pickle}
     options |= {"metadata": _metadata(metadata), "parent": parent}
-    with place.open(any_run=True) as store, progress_bar() as progress:
+    with place.open(new_run=True) as store, progress_bar() as progress:
         commit = _function("import", kind)(store, file, step=step, name=name, progress=progress, **options)
         document = commit_json(commit) if as_json else None
     if document is not None:

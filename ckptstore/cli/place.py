@@ -68,15 +68,16 @@ class Place:
                 raise type(error)(f"{error} ({CATALOG} names that catalog: unset it, or give --catalog)") from error
             raise
 
-    def open(self, *steps: str, any_run: bool = False) -> Store:
+    def open(self, *steps: str, any_run: bool = False, new_run: bool = False) -> Store:
         """The store, which must be there already, on the run that was asked for, the default, or else the only one.
 
         Raises:
             NotAStore: it is not.
-            RunNotFound: it has no such run; but `any_run`, or each of some `steps` that names its own, needs none.
+            RunNotFound: it has no such run; but `any_run`, or each of some `steps` that names its own, needs none, and
+                with `new_run` one that was asked for may be new.
         """
         store = self._opened(DEFAULT_RUN if self.run is None else self.run)
-        if any_run or (steps and all("@" in step for step in steps)):
+        if any_run or (new_run and self.run is not None) or (steps and all("@" in step for step in steps)):
             return store
         known = [run.name for run in store.runs()]
         if store.run in known or not (known or self.run):

@@ -41,6 +41,8 @@ def load_saved(opened: IO[bytes], source: str, *, device: str = "cpu", allow_pic
             why = f"holds a {refused}, whose unpickling can run any code: {advice}"
         elif allow_pickle and isinstance(error, ImportError | AttributeError):
             why = f"holds objects whose classes are not found here: {error}: put their modules on PYTHONPATH"
+        elif "TorchScript" in str(error):
+            why = "is an archive of TorchScript: load it with torch.jit.load, and torch.save its state_dict()"
         else:
             why = f"is no whole file of torch.save ({type(error).__name__}){_other_import(source)}"
         raise FormatError(f"{source} {why}") from error

@@ -62,6 +62,16 @@ def test_export_and_import_of_safetensors(url, output, asked):
         assert_same_leaves(store.checkout("new@7"), {"model": store.checkout(100)["model"]})
 
 
+def test_an_import_goes_to_the_only_run(tmp_path, asked, run):
+    torch.save({"x": torch.ones(3)}, tmp_path / "file.pt")
+    with ckptstore.open(tmp_path / "store", run="exp-7") as store:
+        store.commit({"x": torch.zeros(3)}, step=1)
+    place, file = str(tmp_path / "store"), str(tmp_path / "file.pt")
+    assert asked("import", place, file, "--step", 2)["run"] == "exp-7"
+    assert asked("import", place, file, "--step", 2, "--run", "other")["run"] == "other"
+    assert "choose one with --run; there are exp-7, other" in run("import", place, file, "--step", 3, code=1).stderr
+
+
 def test_what_is_known_of_an_import(url, output, run, asked):
     assert output("export", url, "best", "out.safetensors", "--paths", "model").startswith("wrote main@100 to out")
     about = ("--metadata", '{"loss": 2.5}', "--parent", "main@100")
@@ -320,6 +330,14 @@ def test_a_write_that_fails_inside_the_library(store, export):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir() == ["store"]
+
+
+@pytest.mark.filterwarnings("ignore:.*TorchScript archive:UserWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_an_archive_of_torchscript(store):
+    torch.jit.script(torch.nn.Linear(2, 2)).save("scripted.pt")
+    with pytest.raises(FormatError, match=r"scripted\.pt is an archive of TorchScript: load it with torch\.jit\.load"):
+        import_torch(store, "scripted.pt", step=0)
+    assert store.steps() == []
 
 
 def test_an_error_of_torch_is_not_taken_for_the_one_that_is_being_handled(store, monkeypatch):
