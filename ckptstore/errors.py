@@ -155,7 +155,7 @@ class StateMismatch(StateError):
             _overlapping(self.different),
             _wrapping(self.missing, self.unexpected)
             or _fresh(self.unexpected)
-            or _lenient(self.missing, self.unexpected),
+            or _lenient(self.missing, self.unexpected, self.different),
         ]
         details = "\n".join(part for part in parts if part)
         super().__init__(f"the target does not fit the commit; nothing was changed\n{details}")
@@ -323,9 +323,11 @@ def _overlapping(different: Sequence[str]) -> str:
     return "  leave all but one of those that share memory out by paths=" if found else ""
 
 
-def _lenient(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """How to do without what only one side has."""
-    return "  to load only what both sides have, give strict=False" if missing or unexpected else ""
+def _lenient(missing: Sequence[str], unexpected: Sequence[str], different: Sequence[str]) -> str:
+    """How to do without what only one side has, unless both have nothing."""
+    nothing = any(": the commit has " in line or ": has nothing of " in line for line in different)
+    found = (missing or unexpected) and not nothing
+    return "  to load only what both sides have, give strict=False" if found else ""
 
 
 def _wrapping(missing: Sequence[str], unexpected: Sequence[str]) -> str:
