@@ -27,7 +27,7 @@ from ckptstore.testing.faults import Meanwhile
 from ckptstore.testing.storage import together
 
 CHURN_SECONDS = 8
-REMOTE_CHURN_SECONDS = 30
+REMOTE_CHURN_SECONDS = 60
 IMPORTING_SECONDS = 4
 
 CHILD = Path(__file__).with_name("concurrent_child.py")

@@ -20,7 +20,7 @@ import pytest
 import ckptstore
 from ckptstore.testing.audit import CHUNK_BYTES, Site, assert_nothing_leaked, assert_whole, site_of, state_of
 
-KILLS = 150
+KILLS = 250
 KILLS_ON_SERVERS = 60
 KILLS_WHILE_FOUNDING = 20
 LONGEST_LIFE = 0.2
