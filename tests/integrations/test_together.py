@@ -244,6 +244,11 @@ def test_ranks_with_nothing_of_a_tensor_divide_it_as_the_others_do(crew, store):
     assert store.read(1, "row").tolist() == [list(range(3000))]
 
 
+def test_copies_are_written_by_ranks_that_have_them(crew, store):
+    crew.do("commit_on_meshes_that_overlap", 4, place=store.url)
+    assert all(store.read(1, name).equal(torch.arange(3000.0)) for name in "abcdefgh")
+
+
 @pytest.mark.parametrize("way", ["all", "in the background", "one mesh", "dcp"])
 def test_copies_on_meshes_of_other_ranks(crew, store, way):
     assert crew.do("commit_copies_on_meshes", 4, place=store.url, way=way) == [[]] * 4

@@ -599,6 +599,16 @@ def commit_one_row(group, place):
         store.commit({"row": row}, step=1, process_group=group)
 
 
+@task
+def commit_on_meshes_that_overlap(group, place):
+    """One rank of the second mesh has the tensors on the first instead."""
+    first, second = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [1, 2, 3])
+    mesh = first if dist.get_rank(group) < 2 else second
+    state = {name: DTensor.from_local(torch.arange(3000.0), mesh, [Replicate()]) for name in "abcdefgh"}
+    with ckptstore.open(place) as store:
+        store.commit(state, step=1, process_group=group)
+
+
 class Counted:
     """An object that judges its state itself."""
 
